@@ -1,0 +1,91 @@
+# Everything runs in a local environment, .venv, which the first target that needs it sets up; stamp files inside it
+# make later calls instant. All that is needed beforehand is make and Python 3.10 or newer.
+#
+#   PYTHON   the interpreter the environment is made from       make check PYTHON=python3.12
+#   SEEDS    the seeds to simulate, first:end                   make simulate SEEDS=0:200000
+
+PYTHON ?= python3
+SEEDS ?= 0:10000
+LONG_SEEDS ?= 0:100000
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+
+# The environment; the package with what it needs to run; the tools of `make check`; what the plots need.
+CREATED := $(VENV)/.stamp-created
+RUN := $(VENV)/.stamp-run
+DEV := $(VENV)/.stamp-dev
+BENCH := $(VENV)/.stamp-bench
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo check test test-all simulate bench format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(RUN) ## play a scripted run in the simulation, with a live table
+	$(BIN)/python -m rallypoint.simulation demo
+
+check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/coverage run -m pytest tests/core
+	$(BIN)/coverage report --skip-covered
+	$(BIN)/python -m pytest -n auto tests/project
+
+test: check ## all of check, then the whole suite but the soaks, with its time by folder
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not soak"
+
+test-all: check ## all of test, with the soaks and a long simulation
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
+
+simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
+	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)
+
+bench: $(BENCH) ## measure the costs and draw the curves
+	$(BIN)/python -m benchmarks
+
+format: $(DEV) ## format and repair what can be repaired
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean: ## remove the environment, the caches and the builds
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Debian keeps the part of Python that sets up environments (ensurepip) in a package of its own.
+$(CREATED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo 'Rallypoint needs Python 3.10 or newer; `$(PYTHON)` is not. Name another: make PYTHON=python3.12 ...' >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo 'This Python cannot set up environments (no ensurepip): installing the package python3-venv.'; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y python3-venv >/dev/null; \
+	  fi; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; } || { \
+	  echo 'This Python cannot set up environments (no ensurepip). Install it first; on Debian: apt install python3-venv' >&2; \
+	  exit 1; }
+	@echo 'Setting up $(VENV) with '"$$($(PYTHON) --version)."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(RUN): pyproject.toml $(CREATED)
+	@echo 'Installing Rallypoint into $(VENV).'
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(DEV): pyproject.toml $(CREATED)
+	@echo 'Installing Rallypoint and the tools of its checks into $(VENV).'
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $(RUN) $@
+
+$(BENCH): pyproject.toml $(CREATED)
+	@echo 'Installing Rallypoint and what its plots need into $(VENV).'
+	@$(PIP_INSTALL) --editable '.[bench]'
+	@touch $(RUN) $@
