@@ -1,0 +1,118 @@
+"""One run as an authority hosts it: the transition, liveness, and who is to be told what.  Sans-IO.
+
+A hosting feeds it messages, connection ends and the time, and sends what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from rallypoint.core import liveness, recovery, transition
+from rallypoint.core.changes import Step
+from rallypoint.core.events import Announced, Event, Joined, Left, Message, TimePassed
+from rallypoint.core.liveness import Liveness
+from rallypoint.core.model import Phase, Run, Settings
+from rallypoint.core.notices import Said, Sealed, spell_out
+from rallypoint.core.ranks import POLICIES, RankPolicy
+
+HOLD_S = Settings().hold_s
+
+
+class Authority(msgspec.Struct, frozen=True):
+    """What an authority holds of one run."""
+
+    run: Run
+    life: Liveness = Liveness()
+
+
+class Output(msgspec.Struct, frozen=True):
+    """What came of an input: the new state, what to send to whom, the reasons, and whether a record must be synced first.
+
+    `durable` is true when a world was sealed or the run closed: with a state file, write before you send (rule 14).
+    """
+
+    authority: Authority
+    sends: tuple[tuple[str, Said], ...] = ()
+    why: tuple[str, ...] = ()
+    durable: bool = False
+
+
+def open_run(run_id: str, started_at: float, now: float, hold_s: float = HOLD_S) -> Authority:
+    """A run of which this authority has no record."""
+    return Authority(recovery.blank(run_id, started_at, now, hold_s))
+
+
+def restore(run: Run, now: float) -> Authority:
+    """A run from this authority's own record: its members are presumed to be there until they fail to speak up."""
+    presumed = [*run.active, *run.returned, *run.queue, *run.spares, *run.paused]
+    return Authority(run, liveness.expect(Liveness(), presumed, run.settings.hold_s, now))
+
+
+def receive(
+    authority: Authority,
+    sender: str,
+    connection: int,
+    message: Message,
+    now: float,
+    mint: str,
+    policies: Mapping[str, RankPolicy] = POLICIES,
+) -> Output:
+    """A node said something on one of its connections."""
+    settings = message.settings if isinstance(message, (Joined, Announced)) else authority.run.settings
+    life, fresh = liveness.heard(authority.life, sender, connection, settings, now)
+    if not fresh:
+        return Output(authority, why=(f"{sender} spoke on a connection that it has replaced",))
+    if isinstance(message, Left):
+        life = liveness.forget(life, sender)
+    return _take(Authority(authority.run, life), (message,), now, mint, policies)
+
+
+def connection_ended(authority: Authority, node_id: str, connection: int, now: float) -> Output:
+    """A connection of a node is gone; whether the node is, `tick` will tell."""
+    life = liveness.ended(authority.life, node_id, connection, authority.run.settings, now)
+    return Output(Authority(authority.run, life))
+
+
+def tick(authority: Authority, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Output:
+    """Time passed; call it every `liveness.TICK_S` and when `wake_at` says so."""
+    life, losses = liveness.tick(authority.life, authority.run.settings, now)
+    return _take(Authority(authority.run, life), (*losses, TimePassed()), now, mint, policies)
+
+
+def wake_at(authority: Authority, now: float) -> float | None:
+    """When the run itself has something due."""
+    return transition.wake_at(authority.run, now)
+
+
+def is_idle(authority: Authority) -> bool:
+    """Whether nothing would be lost by forgetting the run."""
+    run = authority.run
+    return run.phase is Phase.GATHERING and not run.live and not authority.life.signs
+
+
+def _take(
+    authority: Authority, events: Iterable[Event], now: float, mint: str, policies: Mapping[str, RankPolicy]
+) -> Output:
+    run = authority.run
+    sends: list[tuple[str, Said]] = []
+    reasons: list[str] = []
+    durable = False
+    for number, event in enumerate(events):
+        step = transition.step(run, event, now, f"{mint}.{number}" if number else mint, policies)
+        sends.extend(_sends(step))
+        reasons += [step.why] if step.why else []
+        durable = durable or _must_sync(run, step)
+        run = step.run
+    return Output(Authority(run, authority.life), tuple(sends), tuple(reasons), durable)
+
+
+def _sends(step: Step) -> Iterator[tuple[str, Said]]:
+    for notice in step.notices:
+        yield from spell_out(notice)
+
+
+def _must_sync(before: Run, step: Step) -> bool:
+    sealed = any(isinstance(notice.what, Sealed) for notice in step.notices)
+    return sealed or (step.run.phase is Phase.CLOSED and before.phase is not Phase.CLOSED)

@@ -1,0 +1,169 @@
+"""The sentences of rule 11: who is here, who is missing, what is awaited, until when.
+
+The same sentence goes to the log, to time-out errors, to `status` and to the dashboard; so it is made in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+from rallypoint.core.model import Bounds, Node, Phase, Run, Waiter
+
+SHOWN = 6
+
+
+def nodes(count: int) -> str:
+    """A number of nodes, in words that read well."""
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def seconds(left: float) -> str:
+    """A rest of time, never negative."""
+    return f"{max(left, 0.0):.1f} s"
+
+
+def names(some: Iterable[str], count: int) -> str:
+    """The first few names, and how many more there are."""
+    shown = list(islice(some, SHOWN))
+    rest = f" and {count - len(shown)} more" if count > len(shown) else ""
+    return ", ".join(shown) + rest if shown else "nobody"
+
+
+def here(run: Run) -> str:
+    """Who is here for the next world."""
+    waiters = chain(run.returned.values(), run.queue.values())
+    return names(_names(waiters), len(run.returned) + len(run.queue))
+
+
+def awaited(run: Run) -> str:
+    """Which members of the broken world are not back yet."""
+    assert run.world is not None, "only members of a world can be awaited"
+    members = run.world.members
+    return names((members[rank].name for rank in run.active.values()), len(run.active))
+
+
+def too_few(run: Run, total: int) -> str:
+    """A first round below min."""
+    missing = run.bounds.min - total
+    if missing <= 0:
+        return f"only spares are here ({names(_names(run.spares.values()), len(run.spares))}); a member must come first"
+    return f"{total} of at least {run.bounds.min} nodes are here ({here(run)}); {missing} more must come{_paused(run)}"
+
+
+def last_call(run: Run, total: int, now: float) -> str:
+    """A first round between min and max."""
+    assert run.last_call_ends is not None, "the last call begins when min is reached"
+    return (
+        f"{total} of at most {run.bounds.max} nodes are here ({here(run)}); "
+        f"the last call ends in {seconds(run.last_call_ends - now)}"
+    )
+
+
+def awaiting_members(run: Run, now: float) -> str:
+    """A regrouping round that waits for live members to stop their workers."""
+    assert run.regroup_ends is not None, "members are awaited only while regrouping"
+    return (
+        f"{here(run)} {'is' if len(run.returned) + len(run.queue) == 1 else 'are'} here; {awaited(run)} still "
+        f"{'has' if len(run.active) == 1 else 'have'} to stop and come back, at most "
+        f"{seconds(run.regroup_ends - now)} more"
+    )
+
+
+def all_back(run: Run) -> str:
+    """A regrouping round in which nobody is awaited any more."""
+    late = f"; {awaited(run)} did not come back in time" if len(run.active) else ""
+    return f"everyone who is left is here{late}"
+
+
+def below_min(run: Run, total: int) -> str:
+    """Too few survivors (rule 6c)."""
+    return (
+        f"{total} of at least {run.bounds.min} nodes are left ({here(run)}); "
+        f"{run.bounds.min - total} must be replaced{_paused(run)}"
+    )
+
+
+def standing_by(run: Run) -> str:
+    """Why a node has no place for now (rule 7)."""
+    if run.ending_started:
+        return f"the run is ending, {nodes(len(run.finished))} finished: nobody new is admitted"
+    world = run.current
+    if world is None:
+        return f"standing by as a spare of {nodes(run.bounds.max)}"
+    return f"round {world.round} runs with {world.size} of at most {run.bounds.max} nodes: standing by as a spare"
+
+
+def admission(run: Run, now: float) -> str:
+    """When a newcomer at a running world will be let in."""
+    world = run.current
+    assert world is not None, "newcomers wait for admission at a current world only"
+    delay = world.sealed_at + run.settings.admit_delay_s - now
+    when = f"in {seconds(delay)}, when this round is old enough" if delay > 0 else "when its members regroup"
+    return (
+        f"round {world.round} runs with {world.size} of at most {run.bounds.max} nodes: newcomers are admitted {when}"
+    )
+
+
+def pause(run: Run, waiter: Waiter, now: float) -> str:
+    """Why a newcomer is kept out for a while."""
+    crash = run.crashes[waiter.node.name]
+    return (
+        f"{waiter.node.name} was lost {crash.count} times lately: it is let in again in "
+        f"{seconds(waiter.paused_until - now)}, so that one bad node does not restart the whole job for ever"
+    )
+
+
+def recovering(run: Run, now: float) -> str:
+    """Why a restarted authority seals nothing yet (rule 14)."""
+    assert run.hold_ends is not None, "recovery has an end"
+    left = seconds(run.hold_ends - now)
+    if not run.claims:
+        return f"the authority has just started and listens for nodes of an earlier life, at most {left} more"
+    claim = next(run.claims.values())
+    missing = [str(rank) for rank in range(min(claim.size, 1000)) if rank not in run.claims]
+    return (
+        f"the authority has just started; {len(run.claims)} of {claim.size} ranks of round {claim.round} have spoken, "
+        f"missing: {names(missing, claim.size - len(run.claims))}; at most {left} more"
+    )
+
+
+def bounds_differ(run: Run, name: str, asked: Bounds) -> str:
+    """Why a node with other bounds is refused (rule 1)."""
+    return (
+        f"{name} asks for {asked} nodes, but run {run.run_id!r} was founded for {run.bounds}: start every node with "
+        f"the same number, or use another run id"
+    )
+
+
+def addresses_differ(node: Node, other: Node) -> str:
+    """Why loopback and other addresses do not mix (rule 2)."""
+    return (
+        f"{node.name} gives its address as {node.address} and {other.name} as {other.address}: a loopback address "
+        f"cannot be reached from another machine; give {node.name} an address that its peers can reach"
+    )
+
+
+def situation(run: Run, now: float, verdict_why: str) -> str:
+    """One sentence on where the run stands."""
+    if run.phase is Phase.CLOSED:
+        assert run.closing is not None, "a closed run knows how it closed"
+        return f"closed as {run.closing.ending.value}: {run.closing.why}"
+    if run.phase is Phase.RECOVERING:
+        return recovering(run, now)
+    world = run.current
+    if world is None:
+        return verdict_why
+    waiting = f", {nodes(len(run.queue))} waiting" if run.queue else ""
+    done = f", {nodes(len(run.finished))} finished" if run.ending_started else ""
+    return f"round {world.round} runs with {nodes(len(run.active))}{waiting}{done}"
+
+
+def _names(waiters: Iterable[Waiter]) -> Iterator[str]:
+    return (waiter.node.name for waiter in waiters)
+
+
+def _paused(run: Run) -> str:
+    if not run.paused:
+        return ""
+    return f" ({names(_names(run.paused.values()), len(run.paused))} is kept out after crashing too often)"

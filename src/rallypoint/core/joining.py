@@ -1,0 +1,172 @@
+"""Joining and joining again (rules 1, 2, 5, 6a, 7, 9): what a run answers to a node that wants a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+from itertools import chain
+
+import msgspec
+
+from rallypoint.core import explain, recovery
+from rallypoint.core.changes import Step, break_world, change, found, pause_ends, tell
+from rallypoint.core.events import Announced, Joined
+from rallypoint.core.model import Node, Phase, Role, Run, Waiter, find_waiter
+from rallypoint.core.notices import Fenced, Refused, RunClosed, place
+from rallypoint.core.table import Table
+
+
+def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
+    """A node asks for a place in the next world."""
+    node, seat = said.node, said.seat
+    if run.phase is Phase.CLOSED and (run.live or _belongs(run, said)):
+        return told_closed(run, node)
+    if run.phase is Phase.RECOVERING:
+        return _join_while_recovering(run, said)
+    if _knows(run, node.id):
+        return _join_again(run, said, now)
+    if seat is not None:
+        why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
+        return Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
+    if node.id in run.finished:
+        why = f"{node.name} has finished in this run: a new process must join in its place"
+        return Step(run, tell(node.id, Refused(why)), why)
+    if not run.live:
+        founded = found(run, said.bounds, said.settings, mint)
+        return _enqueue(founded, node, f"{node.name} founded the run for {said.bounds} nodes")
+    return _admit(run, said, now)
+
+
+def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
+    """A newcomer comes to a run that others are in."""
+    node = said.node
+    if said.bounds != run.bounds:
+        why = explain.bounds_differ(run, node.name, said.bounds)
+        return Step(run, tell(node.id, Refused(why)), why)
+    other = next(_present(run), None)
+    if other is not None and _is_loopback(node) != _is_loopback(other) and node.address and other.address:
+        why = explain.addresses_differ(node, other)
+        return Step(run, tell(node.id, Refused(why)), why)
+    until = pause_ends(run, node.name, now)
+    if until > now:
+        waiter = Waiter(node, run.arrivals, until)
+        held = change(
+            run,
+            arrivals=run.arrivals + 1,
+            paused=run.paused.set(node.id, waiter),
+            pauses=run.pauses.set((until, node.id), None),
+        )
+        return Step(held, (), explain.pause(held, waiter, now))
+    return _enqueue(run, node, f"{node.name} joined")
+
+
+def _enqueue(run: Run, node: Node, why: str) -> Step:
+    waiter = Waiter(node, run.arrivals)
+    if node.role is Role.SPARE:
+        spares = run.spares.set(node.id, waiter)
+        return Step(change(run, arrivals=run.arrivals + 1, spares=spares), (), f"{why} as a spare")
+    return Step(change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, waiter)), (), why)
+
+
+def _join_again(run: Run, said: Joined | Announced, now: float) -> Step:
+    """A node that the run knows asks once more (rule 6a)."""
+    node, world = said.node, run.current
+    rank = run.active.get(node.id)
+    if rank is None:
+        waiter = find_waiter(run, node.id)
+        assert waiter is not None, "who is known and holds no world waits"
+        return _refresh(run, msgspec.structs.replace(waiter, node=node))
+    if world is None:
+        return Step(_come_back(run, node), (), f"{node.name} is back")
+    if said.seat is None or said.seat.seal_id != world.seal_id:
+        return Step(
+            run, tell(node.id, place(world, rank)), f"{node.name} had not heard that it is in round {world.round}"
+        )
+    broken = break_world(change(run, active=run.active.without(node.id)), f"{node.name} joined again", now)
+    return msgspec.structs.replace(broken, run=_come_back(broken.run, node))
+
+
+def _come_back(run: Run, node: Node) -> Run:
+    waiter = Waiter(node, run.arrivals)
+    return change(
+        run,
+        arrivals=run.arrivals + 1,
+        active=run.active.without(node.id),
+        returned=run.returned.set(node.id, waiter),
+    )
+
+
+def _refresh(run: Run, waiter: Waiter) -> Step:
+    """A join sent twice: the node keeps its place in the queue, its latest word counts."""
+    for field in ("returned", "queue", "paused", "spares"):
+        table: Table[str, Waiter] = getattr(run, field)
+        if waiter.node.id in table:
+            return Step(
+                change(run, **{field: table.set(waiter.node.id, waiter)}), (), f"{waiter.node.name} asked again"
+            )
+    raise AssertionError("who waits stands in a table")
+
+
+def _join_while_recovering(run: Run, said: Joined | Announced) -> Step:
+    node, seat = said.node, said.seat
+    spoken = vet(run, said)
+    if spoken.notices and spoken.run is run:
+        return spoken
+    if seat is not None:
+        spoken = recovery.claimed(spoken.run, said, seat, holds=False).after(spoken)
+    run = spoken.run
+    known = find_waiter(run, node.id)
+    if known is not None:
+        return _refresh(run, msgspec.structs.replace(known, node=node)).after(spoken)
+    return _enqueue(run, node, f"{node.name} waits").after(spoken)
+
+
+def vet(run: Run, said: Joined | Announced) -> Step:
+    """Hold the bounds that a node asks for against those of a run that is being recovered (rule 1).
+
+    The first to speak sets them; the first who was in a world corrects them, for it knows what the creator asked for.
+    A node that disagrees is refused: the run is then returned as it was, with the refusal.
+    """
+    node = said.node
+    if said.bounds == run.bounds and run.live:
+        return Step(run)
+    if run.claims or (run.live and said.seat is None):
+        why = explain.bounds_differ(run, node.name, said.bounds)
+        return Step(run, tell(node.id, Refused(why)), why)
+    corrected = change(run, bounds=said.bounds, settings=said.settings)
+    refused = tuple(
+        notice
+        for waiter in chain(run.queue.values(), run.spares.values())
+        for notice in tell(waiter.node.id, Refused(explain.bounds_differ(corrected, waiter.node.name, run.bounds)))
+    )
+    return Step(change(corrected, queue=Table(), spares=Table()), refused)
+
+
+def _belongs(run: Run, said: Joined | Announced) -> bool:
+    return bool(said.incarnation) and said.incarnation == run.incarnation
+
+
+def told_closed(run: Run, node: Node) -> Step:
+    """A node asks a closed run for something."""
+    closing = run.closing
+    assert closing is not None, "a closed run knows how it closed"
+    answer = RunClosed(run.incarnation, closing.ending, closing.why)
+    return Step(run, tell(node.id, answer), f"{node.name} was told that the run is closed")
+
+
+def _knows(run: Run, node_id: str) -> bool:
+    return node_id in run.active or find_waiter(run, node_id) is not None
+
+
+def _present(run: Run) -> Iterator[Node]:
+    if run.world is not None:
+        yield from (run.world.members[rank] for rank in run.active.values())
+    for table in (run.returned, run.queue, run.paused, run.spares):
+        yield from (waiter.node for waiter in table.values())
+
+
+def _is_loopback(node: Node) -> bool:
+    try:
+        return ip_address(node.address.partition("%")[0]).is_loopback
+    except ValueError:
+        return node.address == "localhost"

@@ -1,0 +1,85 @@
+"""Leaving, being lost and closing (rules 6, 8): what the going of a node means to those who stay."""
+
+from __future__ import annotations
+
+from rallypoint.core.changes import Step, break_world, change, charge, close, depart
+from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Run
+from rallypoint.core.recovery import silenced
+
+
+def lost(run: Run, node_id: str, why: str, now: float) -> Step:
+    """The authority has given a node up."""
+    if run.phase is Phase.RECOVERING:
+        return Step(silenced(depart(run, node_id), node_id), (), f"{_name(run, node_id)} was lost: {why}")
+    return _go(run, node_id, f"{_name(run, node_id)} was lost: {why}", now, crashed=True)
+
+
+def left(run: Run, node_id: str, reason: Reason, seal_id: str, why: str, now: float) -> Step:
+    """A node leaves for good and says why."""
+    told = f"{_name(run, node_id)} {reason.value}" + (f": {why}" if why else "")
+    if run.phase is Phase.RECOVERING:
+        finished = reason is Reason.FINISHED
+        return Step(silenced(depart(run, node_id), node_id, finished=finished), (), told)
+    ours = run.world is not None and run.world.seal_id == seal_id
+    if reason is Reason.FINISHED and ours and node_id in run.active:
+        return finish(run, node_id, now)
+    if reason is not Reason.GAVE_UP or not (node_id in run.active or node_id in run.returned):
+        return _go(run, node_id, told, now, crashed=False)
+    if closes_on_give_up(run) and run.phase is not Phase.CLOSED:
+        return close(charge(depart(run, node_id), _name(run, node_id), now), Ending.FAILED, told, now)
+    return _go(run, node_id, told, now, crashed=True)
+
+
+def finish(run: Run, node_id: str, now: float) -> Step:
+    """A member has done its work: the world stays whole, and nobody new is admitted (rule 8)."""
+    told = f"{_name(run, node_id)} finished"
+    done = change(run, active=run.active.without(node_id), finished=run.finished.set(node_id, run.active[node_id]))
+    if run.phase is Phase.CLOSED:
+        return Step(done, (), told)
+    if not done.active and not done.returned:
+        return close(done, Ending.SUCCEEDED, "all members have finished", now).after(Step(run, (), told))
+    return close_if_too_few(done, now).after(Step(run, (), told))
+
+
+def closes_on_give_up(run: Run) -> bool:
+    """Whether a member that gives up takes the run with it (rule 8)."""
+    if run.settings.on_give_up is OnGiveUp.AUTO:
+        return run.bounds.min == run.bounds.max
+    return run.settings.on_give_up is OnGiveUp.CLOSE
+
+
+def _go(run: Run, node_id: str, told: str, now: float, *, crashed: bool) -> Step:
+    """A node is gone without having finished."""
+    rank = run.active.get(node_id)
+    gone = depart(run, node_id)
+    if gone is run:
+        return Step(run)
+    if rank is None or run.phase is Phase.CLOSED:
+        return close_if_too_few(gone, now).after(Step(run, (), told))
+    if crashed:
+        gone = charge(gone, _name(run, node_id), now)
+    if run.phase is Phase.SEALED:
+        broken = break_world(gone, told, now)
+        return close_if_too_few(broken.run, now).after(broken)
+    return close_if_too_few(gone, now).after(Step(run, (), told))
+
+
+def close_if_too_few(run: Run, now: float) -> Step:
+    """Once some have finished there are no replacements: too few survivors end the run (rule 8)."""
+    left_over = len(run.active) + len(run.returned)
+    if run.phase is not Phase.GATHERING or not run.ending_started or left_over >= run.bounds.min:
+        return Step(run)
+    why = f"{len(run.finished)} finished, and of the rest {left_over} are left where {run.bounds.min} are needed"
+    return close(run, Ending.FAILED, why, now)
+
+
+def _name(run: Run, node_id: str) -> str:
+    """What people call a node."""
+    rank = run.ranks.get(node_id)
+    if rank is not None and run.world is not None:
+        return run.world.members[rank].name
+    for table in (run.returned, run.queue, run.paused, run.spares):
+        waiter = table.get(node_id)
+        if waiter is not None:
+            return waiter.node.name
+    return node_id

@@ -1,0 +1,117 @@
+"""Liveness (rules 6, 10, 14): who is heard, and who is lost; pure as the rest, the shell brings the time.
+
+A node is lost when nothing was heard of it for `heartbeat_timeout_s`, or when its connection ended and it did not come
+back within `reconnect_grace_s`.  When most of a run goes silent at once, the network is the likelier culprit: they get
+the longer time.  While the authority itself was stalled no time passes here: it could not have heard anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rallypoint.core.events import Lost
+from rallypoint.core.model import Settings
+from rallypoint.core.table import Table
+
+TICK_S = 0.25
+"""How often a shell calls `tick` at least; a longer gap is a stall."""
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """The last sign of life of a node: on which connection, when, and whether that connection has ended since."""
+
+    connection: int
+    heard: float
+    ended: float | None = None
+    allowance: float = 0.0
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """Who has been heard.  Times in it are on a clock of its own, which stands still while the authority is stalled."""
+
+    signs: Table[str, Sign] = Table()
+    due: Table[tuple[float, str], None] = Table()
+    silent: int = 0
+    ticked: float | None = None
+    stalled_s: float = 0.0
+
+
+def expect(life: Liveness, node_ids: Iterable[str], allowance: float, now: float) -> Liveness:
+    """Nodes that a record names: they have `allowance` seconds to speak up."""
+    for node_id in node_ids:
+        life = _note(life, node_id, Sign(0, now - life.stalled_s, None, allowance), now - life.stalled_s + allowance)
+    return life
+
+
+def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> tuple[Liveness, bool]:
+    """A node spoke on a connection; False where that connection is older than one it has used since."""
+    clock = now - life.stalled_s
+    known = life.signs.get(node_id)
+    if known is not None and connection < known.connection:
+        return life, False
+    sign = Sign(connection, clock)
+    if known is None:
+        return _note(life, node_id, sign, clock + settings.heartbeat_timeout_s), True
+    back = known.ended is not None
+    # The entry in `due` stays where it is and is judged when it comes up: a heartbeat costs one small change.
+    return msgspec.structs.replace(life, signs=life.signs.set(node_id, sign), silent=life.silent - back), True
+
+
+def ended(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> Liveness:
+    """A connection ended.  The end of an older connection than the newest means nothing (rule 14)."""
+    clock = now - life.stalled_s
+    known = life.signs.get(node_id)
+    if known is None or connection != known.connection or known.ended is not None:
+        return life
+    gone = msgspec.structs.replace(known, ended=clock)
+    noted = _note(life, node_id, gone, clock + settings.reconnect_grace_s)
+    return msgspec.structs.replace(noted, silent=noted.silent + 1)
+
+
+def forget(life: Liveness, node_id: str) -> Liveness:
+    """A node has left for good."""
+    known = life.signs.get(node_id)
+    if known is None:
+        return life
+    silent = life.silent - (known.ended is not None)
+    return msgspec.structs.replace(life, signs=life.signs.without(node_id), silent=silent)
+
+
+def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tuple[Lost, ...]]:
+    """Time passed: who is lost now?  Call it every `TICK_S`, and it will know a stall when it sees one."""
+    gap = 0.0 if life.ticked is None else now - life.ticked
+    stalled = gap - TICK_S if gap > 2 * TICK_S else 0.0
+    life = msgspec.structs.replace(life, ticked=now, stalled_s=life.stalled_s + stalled)
+    clock = now - life.stalled_s
+    losses: list[Lost] = []
+    while (first := life.due.first()) is not None and first[0] <= clock:
+        life = msgspec.structs.replace(life, due=life.due.without(first))
+        node_id = first[1]
+        sign = life.signs.get(node_id)
+        if sign is None:
+            continue
+        deadline, why = _deadline(life, sign, settings)
+        if deadline > clock:
+            life = msgspec.structs.replace(life, due=life.due.set((deadline, node_id), None))
+            continue
+        life = forget(life, node_id)
+        losses.append(Lost(node_id, why))
+    return life, tuple(losses)
+
+
+def _deadline(life: Liveness, sign: Sign, settings: Settings) -> tuple[float, str]:
+    """When a node with this sign of life is lost, and what is said then."""
+    if sign.ended is None:
+        patience = max(settings.heartbeat_timeout_s, sign.allowance)
+        return sign.heard + patience, f"nothing was heard of it for {patience:.1f} s"
+    most = life.silent * 2 > len(life.signs)
+    grace = settings.heartbeat_timeout_s if most else settings.reconnect_grace_s
+    return sign.ended + grace, f"its connection ended and did not come back within {grace:.2f} s"
+
+
+def _note(life: Liveness, node_id: str, sign: Sign, deadline: float) -> Liveness:
+    return msgspec.structs.replace(
+        life, signs=life.signs.set(node_id, sign), due=life.due.set((deadline, node_id), None)
+    )

@@ -1,0 +1,235 @@
+"""The nouns of a rendezvous: nodes, bounds, worlds and the run that holds them.  All of it is immutable.
+
+Times are seconds on the authority's own monotonic clock (rule 10); only differences between them mean anything.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from rallypoint.core.table import Table
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Token = Annotated[str, Meta(max_length=128)]
+Text = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=0, le=2**31)]
+Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Phase(enum.Enum):
+    """Where a run stands (rule 3)."""
+
+    RECOVERING = "recovering"
+    GATHERING = "gathering"
+    SEALED = "sealed"
+    CLOSED = "closed"
+
+
+class Role(enum.Enum):
+    """What a node came for."""
+
+    MEMBER = "member"
+    SPARE = "spare"
+
+
+class Reason(enum.Enum):
+    """Why a node left (rule 8).  Only `FINISHED` leaves the world whole."""
+
+    FINISHED = "finished"
+    WITHDREW = "withdrew"
+    GAVE_UP = "gave up"
+
+
+class Ending(enum.Enum):
+    """How a run closed (rule 8)."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class OnGiveUp(enum.Enum):
+    """What the run does when a member gives up: `AUTO` closes where min = max and waits for a replacement elsewhere."""
+
+    AUTO = "auto"
+    WAIT = "wait"
+    CLOSE = "close"
+
+
+class Node(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process that takes part (rule 2).
+
+    `id` is minted by the process, so a restarted process is another node; `name` is what stays (a host, a slot) and is
+    what people read.  `store` is where this node would serve the bootstrap store if it became rank 0 (rule 12): bound
+    before it joins, so that the sealed world can carry it.
+    """
+
+    id: Name
+    name: Name
+    address: Token = ""
+    store: Token = ""
+    wanted_rank: Count | None = None
+    topology: Text = ""
+    role: Role = Role.MEMBER
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How many nodes a world has, at least and at most (rule 1)."""
+
+    min: Size
+    max: Size
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise ValueError(f"bounds must satisfy 1 <= min <= max, not {self.min}:{self.max}")
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.max}" if self.min != self.max else str(self.min)
+
+
+class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The times and choices of a run, set by whoever founds it."""
+
+    last_call_s: Seconds = 30.0
+    regroup_s: Seconds = 60.0
+    admit_delay_s: Seconds = 0.0
+    closed_ttl_s: Seconds = 60.0
+    reconnect_grace_s: Seconds = 0.15
+    heartbeat_interval_s: Seconds = 1.0
+    heartbeat_timeout_s: Seconds = 5.0
+    outage_grace_s: Seconds = 300.0
+    reconnect_backoff_s: Seconds = 2.0
+    crash_pause_s: Seconds = 1.0
+    crash_pause_limit_s: Seconds = 60.0
+    crash_memory_s: Seconds = 600.0
+    rank_policy: Name = "sticky"
+    on_give_up: OnGiveUp = OnGiveUp.AUTO
+
+    @property
+    def hold_s(self) -> float:
+        """How long after its start an authority without a record can still hear of an earlier life (rule 14)."""
+        return self.heartbeat_timeout_s + self.reconnect_backoff_s
+
+
+class World(msgspec.Struct, frozen=True):
+    """A sealed world (rule 3), equal to another by seal id only.  `members` stand in the order of their ranks."""
+
+    incarnation: Token
+    round: int
+    seal_id: Token
+    members: tuple[Node, ...]
+    sealed_at: float
+
+    @property
+    def size(self) -> int:
+        """How many members it was sealed with."""
+        return len(self.members)
+
+    @property
+    def store(self) -> str:
+        """Where the bootstrap store of this round is served: by rank 0 (rule 12)."""
+        return self.members[0].store
+
+
+class Waiter(msgspec.Struct, frozen=True):
+    """A node that is here and holds no world, its number in the order of arrival, and until when it is paused."""
+
+    node: Node
+    arrival: int
+    paused_until: float = 0.0
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What one rank of a world said of itself to an authority without a record (rule 14)."""
+
+    node: Node
+    incarnation: str
+    round: int
+    seal_id: str
+    size: int
+    holds: bool
+    finished: bool = False
+
+
+class Crash(msgspec.Struct, frozen=True):
+    """How often nodes of one name were lost from a world, and when last."""
+
+    count: int
+    last: float
+
+
+class Closing(msgspec.Struct, frozen=True):
+    """How, why and when a run closed."""
+
+    ending: Ending
+    why: str
+    at: float
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an authority knows of a run.
+
+    A node stands in one table at most: `active` (members of `world` that have not left it; once the world is broken,
+    those who are awaited back), `returned` (members of the broken world who are back), `queue` (newcomers),
+    `paused` (newcomers that crash too often, with the time of their release in `pauses`), `spares`, `finished`.
+    `ranks` are those of `world`; `claims`, by rank, are what was heard of the highest world while recovering.
+    """
+
+    run_id: str
+    phase: Phase = Phase.GATHERING
+    incarnation: str = ""
+    bounds: Bounds = Bounds(1, 1)
+    settings: Settings = Settings()
+    round: int = 0
+    world: World | None = None
+    ranks: Table[str, int] = Table()
+    active: Table[str, int] = Table()
+    returned: Table[str, Waiter] = Table()
+    queue: Table[str, Waiter] = Table()
+    paused: Table[str, Waiter] = Table()
+    pauses: Table[tuple[float, str], None] = Table()
+    spares: Table[str, Waiter] = Table()
+    finished: Table[str, int] = Table()
+    claims: Table[int, Claim] = Table()
+    crashes: Table[str, Crash] = Table()
+    arrivals: int = 0
+    last_call_ends: float | None = None
+    regroup_ends: float | None = None
+    hold_ends: float | None = None
+    told_waiting: int = 0
+    told_at: float = 0.0
+    closing: Closing | None = None
+
+    @property
+    def current(self) -> World | None:
+        """The world that is current (rule 9): at most one is."""
+        return self.world if self.phase is Phase.SEALED else None
+
+    @property
+    def ending_started(self) -> bool:
+        """Whether a member has finished: from then on newcomers are not admitted (rule 8)."""
+        return len(self.finished) > 0
+
+    @property
+    def regrouping(self) -> bool:
+        """Whether this round gathers the members of a broken world (rule 4)."""
+        return self.regroup_ends is not None
+
+    @property
+    def live(self) -> int:
+        """How many nodes are here and have not finished."""
+        waiting = len(self.returned) + len(self.queue) + len(self.paused) + len(self.spares)
+        return len(self.active) + waiting + len(self.claims)
+
+
+def find_waiter(run: Run, node_id: str) -> Waiter | None:
+    """The node among those who are here and hold no world, or None."""
+    for table in (run.returned, run.queue, run.paused, run.spares):
+        waiter = table.get(node_id)
+        if waiter is not None:
+            return waiter
+    return None

@@ -1,0 +1,216 @@
+"""A rendezvous as one node sees it: what it says, what it makes of what it hears, what it answers from memory.  Sans-IO.
+
+The same code serves every hosting's client.  `now` is the node's own monotonic clock, never compared with another's.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from rallypoint.core.events import Announced, Joined, Left, Seat, Standing
+from rallypoint.core.model import Bounds, Ending, Node, Reason, Settings
+from rallypoint.core.notices import (
+    Broken,
+    Fenced,
+    KeepWaiting,
+    Placed,
+    Refused,
+    RunClosed,
+    Said,
+    StandBy,
+    WaitingCount,
+)
+
+
+class State(enum.Enum):
+    """Where a node stands, as far as it knows."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    SPARE = "standing by"
+    HOLDS = "holds its world"
+    BROKEN = "its world is broken"
+    FINISHED = "finished"
+    CLOSED = "the run is closed"
+    REFUSED = "refused"
+    FENCED = "out of its world"
+
+
+_STANDINGS = {
+    State.WAITING: Standing.WAITING,
+    State.SPARE: Standing.SPARE,
+    State.HOLDS: Standing.HOLDS,
+    State.BROKEN: Standing.BROKEN,
+    State.FINISHED: Standing.FINISHED,
+    State.CLOSED: Standing.CLOSED,
+}
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a node knows of its run."""
+
+    node: Node
+    bounds: Bounds
+    settings: Settings = Settings()
+    state: State = State.IDLE
+    incarnation: str = ""
+    world: Placed | None = None
+    waiting: int = 0
+    why: str = ""
+    ending: Ending = Ending.FAILED
+    deadline: float | None = None
+    out_since: float | None = None
+
+
+def join(view: View, now: float, timeout_s: float) -> tuple[View, Joined]:
+    """Ask for a place in the next world; the deadline covers all that happens until then (rule 13)."""
+    if view.state in (State.CLOSED, State.REFUSED, State.FENCED, State.FINISHED):
+        raise ValueError(f"a node that is {view.state.name} cannot join: {view.why}")
+    asking = _change(
+        view, state=State.WAITING, waiting=0, deadline=now + timeout_s, why="the authority has not answered"
+    )
+    return asking, Joined(view.node, view.bounds, view.settings, view.incarnation, _seat(view))
+
+
+def announce(view: View) -> Announced | None:
+    """What the node says on a new connection and with each heartbeat (rule 14); None where it has nothing to say."""
+    standing = _STANDINGS.get(view.state)
+    if standing is None:
+        return None
+    return Announced(
+        node=view.node,
+        bounds=view.bounds,
+        standing=standing,
+        settings=view.settings,
+        incarnation=view.incarnation,
+        seat=_seat(view),
+        ending=view.ending,
+        why=view.why if standing is Standing.CLOSED else "",
+    )
+
+
+def leave(view: View, reason: Reason, why: str = "") -> tuple[View, Left]:
+    """Leave for good.  Only a node that holds its world can have finished in it."""
+    if reason is Reason.FINISHED and view.state is not State.HOLDS:
+        reason = Reason.WITHDREW
+    after = _change(view, state=State.FINISHED if reason is Reason.FINISHED else State.IDLE, deadline=None)
+    return after, Left(view.node.id, reason, view.world.seal_id if view.world else "", why)
+
+
+def hear(view: View, said: Said) -> View:
+    """Take what the authority said.  Whatever names another world than the node's own is ignored (rule 6a)."""
+    if isinstance(said, Placed):
+        return _placed(view, said)
+    if isinstance(said, (KeepWaiting, StandBy)):
+        return _told_to_wait(view, said)
+    if isinstance(said, RunClosed):
+        return _told_closed(view, said)
+    if isinstance(said, Refused):
+        return _change(view, state=State.REFUSED, why=said.why) if view.state in _ASKING else view
+    if view.world is None or said.seal_id != view.world.seal_id:
+        return view
+    if isinstance(said, Fenced):
+        fenced = view.state in (State.HOLDS, State.BROKEN, *_ASKING)
+        return _change(view, state=State.FENCED, why=said.why) if fenced else view
+    if view.state is not State.HOLDS:
+        return view
+    if isinstance(said, WaitingCount):
+        return _change(view, waiting=said.count)
+    assert isinstance(said, Broken), f"every notice is handled, {said!r} too"
+    return _change(view, state=State.BROKEN, why=said.why)
+
+
+def reborn(view: View, node: Node) -> View:
+    """After being fenced: the same process under a new identity, with no memory of the world it was in (rule 9)."""
+    return View(node=node, bounds=view.bounds, settings=view.settings)
+
+
+def disconnected(view: View, now: float) -> View:
+    """The authority is away: an outage, not a loss (rule 14)."""
+    return view if view.out_since is not None else _change(view, out_since=now)
+
+
+def connected(view: View) -> View:
+    """The authority is back."""
+    return _change(view, out_since=None)
+
+
+def passed(view: View, now: float) -> View:
+    """Time passed: a node that holds a world stops trusting it when the authority is away for too long (rules 9, 14)."""
+    if view.state is not State.HOLDS or view.out_since is None or in_outage(view, now):
+        return view
+    why = f"the authority has been away for more than {view.settings.outage_grace_s:.0f} s"
+    return _change(view, state=State.BROKEN, why=why)
+
+
+def in_outage(view: View, now: float) -> bool:
+    """Whether the authority is away, and not yet for so long that the node stops trusting its world."""
+    return view.out_since is not None and now - view.out_since < view.settings.outage_grace_s
+
+
+def num_nodes_waiting(view: View, now: float) -> int:
+    """Rule 6b, from memory: above 0 when the node should join again."""
+    if in_outage(view, now):
+        return 0
+    if view.state in (State.BROKEN, State.FENCED):
+        return 1
+    return view.waiting if view.state is State.HOLDS else 0
+
+
+def overdue(view: View, now: float) -> bool:
+    """Whether the join deadline has passed; it does not run while standing by as a spare (rule 13)."""
+    return view.state is State.WAITING and view.deadline is not None and now >= view.deadline
+
+
+_ASKING = (State.WAITING, State.SPARE)
+
+
+def _placed(view: View, said: Placed) -> View:
+    if view.state not in _ASKING:
+        return view
+    if view.world is not None and (said.incarnation != view.incarnation or said.round <= view.world.round):
+        return view
+    return _change(
+        view,
+        state=State.HOLDS,
+        incarnation=said.incarnation,
+        world=said,
+        waiting=0,
+        why=said.remark,
+        deadline=None,
+    )
+
+
+def _told_to_wait(view: View, said: KeepWaiting | StandBy) -> View:
+    if view.state not in _ASKING:
+        return view
+    incarnation = said.incarnation if view.world is None else view.incarnation
+    if isinstance(said, StandBy):
+        return _change(view, state=State.SPARE, incarnation=incarnation, why=said.why, deadline=None)
+    return _change(view, incarnation=incarnation, why=said.why)
+
+
+def _told_closed(view: View, said: RunClosed) -> View:
+    ours = said.incarnation == view.incarnation or (view.world is None and view.state in _ASKING)
+    if not ours or view.state in (State.IDLE, State.REFUSED, State.FENCED):
+        return view
+    return _change(
+        view,
+        state=State.CLOSED,
+        incarnation=said.incarnation,
+        ending=said.ending,
+        why=said.why,
+        waiting=0,
+        deadline=None,
+    )
+
+
+def _seat(view: View) -> Seat | None:
+    world = view.world
+    return None if world is None else Seat(world.round, world.seal_id, world.size, world.rank)
+
+
+def _change(view: View, **fields: object) -> View:
+    return msgspec.structs.replace(view, **fields)

@@ -1,0 +1,150 @@
+"""Recovery from announcements (rule 14): what an authority does that has lost its memory, or part of it.
+
+It seals nothing until every rank of the highest announced world has spoken, or every node of an earlier life must have
+spoken; ranks not heard by then are lost.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rallypoint.core.changes import Step, change, close, enter, found, tell
+from rallypoint.core.events import Announced, Joined, Seat, Standing
+from rallypoint.core.model import Claim, Ending, Node, Phase, Run, World
+from rallypoint.core.notices import Broken, Fenced, Notice
+from rallypoint.core.table import Table
+
+
+def blank(run_id: str, started_at: float, now: float, hold_s: float) -> Run:
+    """A run of which this authority, up since `started_at`, has no record."""
+    hold_ends = started_at + hold_s
+    if now >= hold_ends:
+        return Run(run_id=run_id)
+    return Run(run_id=run_id, phase=Phase.RECOVERING, hold_ends=hold_ends)
+
+
+def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, finished: bool = False) -> Step:
+    """A node speaks of a world of an earlier life."""
+    node = said.node
+    highest = next(run.claims.values(), None)
+    claim = Claim(node, said.incarnation, seat.round, seat.seal_id, seat.size, holds, finished)
+    if highest is None or seat.round > highest.round:
+        superseded = tuple(
+            notice
+            for old in run.claims.values()
+            for notice in tell(old.node.id, Broken(old.seal_id, f"round {seat.round} came after it"))
+        )
+        taken = change(
+            run,
+            bounds=said.bounds,
+            settings=said.settings,
+            claims=Table(),
+            ranks=Table(),
+            round=max(run.round, seat.round),
+        )
+        why = f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
+        return Step(_with_claim(taken, seat.rank, claim), superseded, why)
+    if seat.seal_id != highest.seal_id:
+        return Step(
+            run,
+            tell(node.id, Broken(seat.seal_id, f"round {highest.round} came after it")),
+            f"{node.name} speaks of round {seat.round}, but round {highest.round} came after it",
+        )
+    known = run.claims.get(seat.rank)
+    if known is not None and known.node.id != node.id:
+        why = f"rank {seat.rank} of round {seat.round} is {known.node.name}"
+        return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
+    if known is not None:
+        # What is broken stays broken, and who has finished stays finished: an older message may arrive late.
+        claim = msgspec.structs.replace(claim, holds=holds and known.holds, finished=finished or known.finished)
+    why = f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
+    return Step(_with_claim(run, seat.rank, claim), (), why)
+
+
+def silenced(run: Run, node_id: str, *, finished: bool = False) -> Run:
+    """A node that had spoken goes while the authority still recovers: its rank is out, or has finished."""
+    rank = run.ranks.get(node_id)
+    if rank is None or run.claims[rank].finished:
+        return run
+    claim = msgspec.structs.replace(run.claims[rank], holds=finished and run.claims[rank].holds, finished=finished)
+    return change(run, claims=run.claims.set(rank, claim))
+
+
+def complete(run: Run, now: float) -> bool:
+    """Whether nothing is to be gained by listening on."""
+    assert run.hold_ends is not None, "recovery has an end"
+    highest = next(run.claims.values(), None)
+    if now >= run.hold_ends:
+        return True
+    if highest is not None:
+        return len(run.claims) >= highest.size
+    return len(run.queue) >= run.bounds.max
+
+
+def conclude(run: Run, now: float, mint: str) -> Step:
+    """The hold is over: the highest world stands, or is broken, or there was none."""
+    highest = next(run.claims.values(), None)
+    if highest is None:
+        fresh = found(run, run.bounds, run.settings, mint)
+        kept = change(fresh, queue=run.queue, spares=run.spares, paused=run.paused, pauses=run.pauses)
+        return Step(kept, (), "nobody speaks of an earlier world: the run starts anew" if run.live else "")
+    world = World(highest.incarnation, highest.round, highest.seal_id, _roster(run, highest), now)
+    holders = {c.node.id: rank for rank, c in run.claims.items() if c.holds and not c.finished}
+    finished = {c.node.id: rank for rank, c in run.claims.items() if c.finished}
+    adopted = change(
+        run,
+        incarnation=highest.incarnation,
+        world=world,
+        active=Table.build(holders.items()),
+        finished=Table.build(finished.items()),
+        claims=Table(),
+        hold_ends=None,
+    )
+    if len(finished) == world.size:
+        return close(adopted, Ending.SUCCEEDED, "all members have finished", now)
+    if len(holders) + len(finished) == world.size:
+        return Step(
+            enter(adopted, Phase.SEALED, told_at=now),
+            (),
+            f"all {world.size} ranks of round {world.round} still hold it",
+        )
+    back = {node_id: w for node_id, w in run.queue.items() if node_id in adopted.ranks}
+    broken = enter(
+        adopted,
+        Phase.GATHERING,
+        returned=Table.build(back.items()),
+        queue=Table.build((i, w) for i, w in run.queue.items() if i not in back),
+        regroup_ends=now + run.settings.regroup_s,
+    )
+    why = f"only {len(holders)} of {world.size} ranks of round {world.round} still hold it"
+    return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why)
+
+
+def closed_before(run: Run, said: Announced, now: float) -> Step:
+    """One node knows that the run was closed: that suffices, unless others speak of a later incarnation."""
+    highest = next(run.claims.values(), None)
+    if highest is not None and highest.incarnation != said.incarnation:
+        return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
+    shut = run
+    if highest is not None:
+        holders = ((c.node.id, rank) for rank, c in run.claims.items() if not c.finished)
+        shut = change(run, active=Table.build(holders), claims=Table())
+    shut = change(shut, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
+    return close(shut, said.ending, said.why, now)
+
+
+def standing_of(said: Announced) -> tuple[bool, bool]:
+    """Whether an announcement says that the node holds its world, and whether it finished in it."""
+    return said.standing in (Standing.HOLDS, Standing.FINISHED), said.standing is Standing.FINISHED
+
+
+def _with_claim(run: Run, rank: int, claim: Claim) -> Run:
+    return change(run, claims=run.claims.set(rank, claim), ranks=run.ranks.set(claim.node.id, rank))
+
+
+def _roster(run: Run, highest: Claim) -> tuple[Node, ...]:
+    unheard = (f"rank-{rank}-of-round-{highest.round}" for rank in range(highest.size))
+    return tuple(
+        claim.node if (claim := run.claims.get(rank)) is not None else Node(id=name, name=name)
+        for rank, name in enumerate(unheard)
+    )

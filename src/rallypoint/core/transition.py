@@ -1,0 +1,221 @@
+"""One pure function: a run, an event and the time give the new run, the notices to send, and the reason in words.
+
+No clock, no IO, no threads; randomness comes from the shell as `mint`, a fresh random text for each call.  A transition
+costs O(log N); only a seal looks at everybody, and each of them has paid for it by joining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.core import explain, joining, leaving, recovery, seal
+from rallypoint.core.changes import Step, break_world, change, close, tell
+from rallypoint.core.events import Announced, CloseAsked, Event, Joined, Left, Lost, Standing
+from rallypoint.core.model import Phase, Role, Run, Waiter, find_waiter
+from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, StandBy, WaitingCount
+from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.table import Table
+
+TELL_INTERVAL_S = 1.0
+
+
+def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Step:
+    """Take one event."""
+    heard = _hear(run, event, now, mint)
+    settled = _settle(heard.run, now, mint, policies).after(heard)
+    if isinstance(event, (Joined, Announced)):
+        return _answer(settled, event, now)
+    return settled
+
+
+def wake_at(run: Run, now: float) -> float | None:
+    """When `TimePassed` is due next after a step at `now`; None where only an event can change anything."""
+    due = [run.hold_ends, run.last_call_ends, run.regroup_ends]
+    if run.closing is not None:
+        due.append(run.closing.at + run.settings.closed_ttl_s)
+    first_pause = run.pauses.first()
+    if first_pause is not None:
+        due.append(first_pause[0])
+    world = run.current
+    if world is not None:
+        due += [world.sealed_at + run.settings.admit_delay_s, run.told_at + TELL_INTERVAL_S]
+    return min((moment for moment in due if moment is not None and moment > now), default=None)
+
+
+def waiting_count(run: Run, now: float) -> int:
+    """How many newcomers the current world could admit (rule 6b); none before it is old enough, none once it ends."""
+    world = run.current
+    if world is None or run.ending_started or now < world.sealed_at + run.settings.admit_delay_s:
+        return 0
+    return min(len(run.queue), run.bounds.max - world.size)
+
+
+def situation(run: Run, now: float) -> str:
+    """Where the run stands, in one sentence (rule 11)."""
+    why = seal.decide(run, now).why if run.phase is Phase.GATHERING else ""
+    return explain.situation(run, now, why)
+
+
+def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
+    if isinstance(event, Joined):
+        return joining.join(run, event, now, mint)
+    if isinstance(event, Announced):
+        return _announced(run, event, now, mint)
+    if isinstance(event, Left):
+        return leaving.left(run, event.node_id, event.reason, event.seal_id, event.why, now)
+    if isinstance(event, Lost):
+        return leaving.lost(run, event.node_id, event.why, now)
+    if isinstance(event, CloseAsked):
+        return _close_asked(run, event, now, mint)
+    return Step(run)
+
+
+def _close_asked(run: Run, event: CloseAsked, now: float, mint: str) -> Step:
+    if run.phase is Phase.CLOSED or (event.incarnation and event.incarnation != run.incarnation):
+        return Step(run, (), f"{event.by} asked to close what is closed")
+    heard = Step(run)
+    if run.phase is Phase.RECOVERING:
+        heard = recovery.conclude(run, now, mint)
+    if heard.run.phase is Phase.CLOSED:
+        return heard
+    return close(heard.run, event.ending, event.why or f"{event.by} closed it", now).after(heard)
+
+
+def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
+    """A node says all that it knows (rule 14)."""
+    node, seat, standing = said.node, said.seat, said.standing
+    if standing in (Standing.WAITING, Standing.SPARE):
+        return joining.join(run, said, now, mint)
+    if standing is Standing.CLOSED:
+        return _heard_closed(run, said, now)
+    if run.phase is Phase.CLOSED and said.incarnation == run.incarnation:
+        return joining.told_closed(run, node)
+    if seat is None:
+        return Step(run, (), f"{node.name} speaks of a world without naming it")
+    if run.phase is Phase.RECOVERING:
+        vetted = joining.vet(run, said)
+        if vetted.notices and vetted.run is run:
+            return vetted
+        holds, finished = recovery.standing_of(said)
+        return recovery.claimed(vetted.run, said, seat, holds=holds, finished=finished).after(vetted)
+    world = run.world
+    if node.id in run.finished:
+        return Step(run)
+    if world is None or node.id not in run.active:
+        if find_waiter(run, node.id) is not None:
+            return Step(run)
+        why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
+        return Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
+    if world.seal_id != seat.seal_id:
+        why = f"round {world.round} came after it"
+        return Step(run, tell(node.id, Broken(seat.seal_id, why)), f"{node.name} still speaks of round {seat.round}")
+    if standing is Standing.FINISHED:
+        return leaving.finish(run, node.id, now)
+    if run.phase is Phase.GATHERING:
+        told = tell(node.id, Broken(seat.seal_id, f"round {seat.round} is broken"))
+        return Step(run, told if standing is Standing.HOLDS else ())
+    if standing is Standing.BROKEN:
+        return break_world(run, f"{node.name} had been told that it is", now)
+    return Step(run)
+
+
+def _heard_closed(run: Run, said: Announced, now: float) -> Step:
+    """Closed is sticky: a node that was told so is right, whatever this authority remembers (rule 14)."""
+    if run.phase is Phase.RECOVERING:
+        return recovery.closed_before(run, said, now)
+    if run.phase is Phase.CLOSED or said.incarnation != run.incarnation or not run.incarnation:
+        return Step(run)
+    return close(run, said.ending, said.why, now)
+
+
+def _settle(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
+    """Whatever is due now, in order: the end of a tombstone, of a hold, of pauses; a seal; the waiting count."""
+    settled = Step(run)
+    if run.phase is Phase.CLOSED:
+        return _bury(run, now)
+    if run.phase is Phase.RECOVERING and recovery.complete(run, now):
+        settled = recovery.conclude(run, now, mint)
+        settled = leaving.close_if_too_few(settled.run, now).after(settled)
+    settled = _release(settled.run, now).after(settled)
+    if settled.run.phase is Phase.GATHERING:
+        settled = _gather(settled.run, now, mint, policies).after(settled)
+    if settled.run.phase is Phase.SEALED:
+        settled = _tell_waiting(settled.run, now).after(settled)
+    return settled
+
+
+def _bury(run: Run, now: float) -> Step:
+    """A tombstone that is old enough is forgotten; only the round number stays (rules 1 and 3)."""
+    assert run.closing is not None, "a closed run knows how it closed"
+    if now < run.closing.at + run.settings.closed_ttl_s:
+        return Step(run)
+    return Step(Run(run_id=run.run_id, round=run.round), (), "the closed run is forgotten")
+
+
+def _release(run: Run, now: float) -> Step:
+    """Let those in whose pause is over."""
+    released: list[str] = []
+    while (first := run.pauses.first()) is not None and first[0] <= now:
+        waiter = run.paused[first[1]]
+        field = "spares" if waiter.node.role is Role.SPARE else "queue"
+        table: Table[str, Waiter] = getattr(run, field)
+        run = change(
+            run,
+            paused=run.paused.without(first[1]),
+            pauses=run.pauses.without(first),
+            **{field: table.set(first[1], waiter)},
+        )
+        released.append(waiter.node.name)
+    return Step(run, (), f"{', '.join(released)} may come in again" if released else "")
+
+
+def _gather(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
+    """Start or cancel the last call, and seal when the rule says so."""
+    if not run.live:
+        return Step(change(run, last_call_ends=None, regroup_ends=None))
+    if not seal.minimum_reached(run, now):
+        run = change(run, last_call_ends=None)
+    elif run.last_call_ends is None:
+        run = change(run, last_call_ends=now + run.settings.last_call_s)
+    verdict = seal.decide(run, now)
+    return seal.seal(run, verdict.why, now, mint, policies) if verdict.seal else Step(run)
+
+
+def _tell_waiting(run: Run, now: float) -> Step:
+    """Tell the members when newcomers can be admitted: at once whether, and within a second how many (rule 6b)."""
+    world, count = run.current, waiting_count(run, now)
+    assert world is not None, "only a current world admits"
+    turned = bool(count) != bool(run.told_waiting)
+    if count == run.told_waiting or not (turned or now >= run.told_at + TELL_INTERVAL_S):
+        return Step(run)
+    notice = Notice((run.active,), WaitingCount(world.seal_id, count))
+    return Step(change(run, told_waiting=count, told_at=now), (notice,))
+
+
+def _answer(settled: Step, event: Joined | Announced, now: float) -> Step:
+    """Tell a node that asked for a place what it waits for (rule 11); a spare that knows it is one needs no telling."""
+    run, node_id = settled.run, event.node.id
+    asked = isinstance(event, Joined) or event.standing in (Standing.WAITING, Standing.SPARE)
+    waiter = find_waiter(run, node_id)
+    if not asked or waiter is None or run.phase is Phase.CLOSED:
+        return settled
+    said = waiting_for(run, waiter, now)
+    if isinstance(event, Announced) and event.standing is Standing.SPARE and isinstance(said, StandBy):
+        return settled
+    return Step(run, tell(node_id, said)).after(settled)
+
+
+def waiting_for(run: Run, waiter: Waiter, now: float) -> KeepWaiting | StandBy:
+    """What a node that holds no world is told."""
+    node_id, world, incarnation = waiter.node.id, run.current, run.incarnation
+    full = world is not None and world.size >= run.bounds.max
+    if node_id in run.spares or (node_id in run.queue and (full or run.ending_started)):
+        return StandBy(incarnation, explain.standing_by(run))
+    if node_id in run.paused:
+        return KeepWaiting(incarnation, explain.pause(run, waiter, now), waiter.paused_until - now)
+    if run.hold_ends is not None:
+        return KeepWaiting(incarnation, explain.recovering(run, now), run.hold_ends - now)
+    if world is not None:
+        return KeepWaiting(incarnation, explain.admission(run, now))
+    verdict = seal.decide(run, now)
+    return KeepWaiting(incarnation, verdict.why, None if verdict.until is None else max(verdict.until - now, 0.0))
