@@ -5,13 +5,13 @@ A hosting feeds it messages, connection ends and the time, and sends what comes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from rallypoint.core import liveness, recovery, transition
 from rallypoint.core.changes import Step
-from rallypoint.core.events import Announced, Event, Joined, Left, Message, TimePassed
+from rallypoint.core.events import Announced, Joined, Left, Lost, Message
 from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Phase, Run, Settings
 from rallypoint.core.notices import Said, Sealed, spell_out
@@ -28,14 +28,15 @@ class Authority(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What came of an input: the new state, what to send to whom, the reasons, and whether a record must be synced first.
+    """What came of an input: the new state, what to send to whom, the reasons, who was given up.
 
     `durable` is true when a world was sealed or the run closed: with a state file, write before you send (rule 14).
     """
 
     authority: Authority
     sends: tuple[tuple[str, Said], ...] = ()
-    why: tuple[str, ...] = ()
+    why: str = ""
+    losses: tuple[Lost, ...] = ()
     durable: bool = False
 
 
@@ -63,10 +64,10 @@ def receive(
     settings = message.settings if isinstance(message, (Joined, Announced)) else authority.run.settings
     life, fresh = liveness.heard(authority.life, sender, connection, settings, now)
     if not fresh:
-        return Output(authority, why=(f"{sender} spoke on a connection that it has replaced",))
+        return Output(authority, why=f"{sender} spoke on a connection that it has replaced")
     if isinstance(message, Left):
         life = liveness.forget(life, sender)
-    return _take(Authority(authority.run, life), (message,), now, mint, policies)
+    return _done(Authority(authority.run, life), transition.step(authority.run, message, now, mint, policies))
 
 
 def connection_ended(authority: Authority, node_id: str, connection: int, now: float) -> Output:
@@ -78,7 +79,8 @@ def connection_ended(authority: Authority, node_id: str, connection: int, now: f
 def tick(authority: Authority, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Output:
     """Time passed; call it every `liveness.TICK_S` and when `wake_at` says so."""
     life, losses = liveness.tick(authority.life, authority.run.settings, now)
-    return _take(Authority(authority.run, life), (*losses, TimePassed()), now, mint, policies)
+    step = transition.time_passed(authority.run, losses, now, mint, policies)
+    return _done(Authority(authority.run, life), step, losses)
 
 
 def wake_at(authority: Authority, now: float) -> float | None:
@@ -92,25 +94,14 @@ def is_idle(authority: Authority) -> bool:
     return run.phase is Phase.GATHERING and not run.live and not authority.life.signs
 
 
-def _take(
-    authority: Authority, events: Iterable[Event], now: float, mint: str, policies: Mapping[str, RankPolicy]
-) -> Output:
-    run = authority.run
-    sends: list[tuple[str, Said]] = []
-    reasons: list[str] = []
-    durable = False
-    for number, event in enumerate(events):
-        step = transition.step(run, event, now, f"{mint}.{number}" if number else mint, policies)
-        sends.extend(_sends(step))
-        reasons += [step.why] if step.why else []
-        durable = durable or _must_sync(run, step)
-        run = step.run
-    return Output(Authority(run, authority.life), tuple(sends), tuple(reasons), durable)
-
-
-def _sends(step: Step) -> Iterator[tuple[str, Said]]:
-    for notice in step.notices:
-        yield from spell_out(notice)
+def _done(authority: Authority, step: Step, losses: tuple[Lost, ...] = ()) -> Output:
+    return Output(
+        authority=Authority(step.run, authority.life),
+        sends=tuple(sent for notice in step.notices for sent in spell_out(notice)),
+        why=step.why,
+        losses=losses,
+        durable=_must_sync(authority.run, step),
+    )
 
 
 def _must_sync(before: Run, step: Step) -> bool:

@@ -43,7 +43,8 @@ class Seat(msgspec.Struct, frozen=True):
 class Joined(msgspec.Struct, frozen=True, tag="join", omit_defaults=True):
     """A node asks for a place in the next world.
 
-    `seat` is the place that it last received; its seal id is the `after` of rule 6a.
+    `seat` is the place that it last received; its seal id is the `after` of rule 6a.  `round_seen` is the highest round
+    that it has heard of, be it in it or not.
     """
 
     node: Node
@@ -51,12 +52,14 @@ class Joined(msgspec.Struct, frozen=True, tag="join", omit_defaults=True):
     settings: Settings = Settings()
     incarnation: Token = ""
     seat: Seat | None = None
+    round_seen: Count = 0
 
 
 class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True):
     """A node says all that it knows, on every new connection and with every heartbeat (rule 14).
 
-    It changes nothing where the authority knows the same, and repairs whatever a lost message left behind.
+    It changes nothing where the authority knows the same, and repairs whatever a lost message left behind.  `waiting`
+    is the number of newcomers that it was told of.
     """
 
     node: Node
@@ -65,6 +68,8 @@ class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True)
     settings: Settings = Settings()
     incarnation: Token = ""
     seat: Seat | None = None
+    round_seen: Count = 0
+    waiting: Count = 0
     ending: Ending = Ending.FAILED
     why: Text = ""
 

@@ -109,7 +109,7 @@ def pause(run: Run, waiter: Waiter, now: float) -> str:
     """Why a newcomer is kept out for a while."""
     crash = run.crashes[waiter.node.name]
     return (
-        f"{waiter.node.name} was lost {crash.count} times lately: it is let in again in "
+        f"{waiter.node.name} was lost or too late {crash.count} times lately: it is let in again in "
         f"{seconds(waiter.paused_until - now)}, so that one bad node does not restart the whole job for ever"
     )
 

@@ -100,6 +100,8 @@ def _refresh(run: Run, waiter: Waiter) -> Step:
     """A join sent twice: the node keeps its place in the queue, its latest word counts."""
     for field in ("returned", "queue", "paused", "spares"):
         table: Table[str, Waiter] = getattr(run, field)
+        if table.get(waiter.node.id) == waiter:
+            return Step(run)
         if waiter.node.id in table:
             return Step(
                 change(run, **{field: table.set(waiter.node.id, waiter)}), (), f"{waiter.node.name} asked again"
@@ -115,6 +117,8 @@ def _join_while_recovering(run: Run, said: Joined | Announced) -> Step:
     if seat is not None:
         spoken = recovery.claimed(spoken.run, said, seat, holds=False).after(spoken)
     run = spoken.run
+    if said.round_seen > run.round:
+        run = change(run, round=said.round_seen)
     known = find_waiter(run, node.id)
     if known is not None:
         return _refresh(run, msgspec.structs.replace(known, node=node)).after(spoken)

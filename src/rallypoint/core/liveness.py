@@ -34,20 +34,21 @@ class Liveness(msgspec.Struct, frozen=True):
     signs: Table[str, Sign] = Table()
     due: Table[tuple[float, str], None] = Table()
     silent: int = 0
-    ticked: float | None = None
+    awake: float | None = None
     stalled_s: float = 0.0
 
 
 def expect(life: Liveness, node_ids: Iterable[str], allowance: float, now: float) -> Liveness:
     """Nodes that a record names: they have `allowance` seconds to speak up."""
+    life, clock = _look_up(life, now)
     for node_id in node_ids:
-        life = _note(life, node_id, Sign(0, now - life.stalled_s, None, allowance), now - life.stalled_s + allowance)
+        life = _note(life, node_id, Sign(0, clock, None, allowance), clock + allowance)
     return life
 
 
 def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> tuple[Liveness, bool]:
     """A node spoke on a connection; False where that connection is older than one it has used since."""
-    clock = now - life.stalled_s
+    life, clock = _look_up(life, now)
     known = life.signs.get(node_id)
     if known is not None and connection < known.connection:
         return life, False
@@ -61,7 +62,7 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
 
 def ended(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> Liveness:
     """A connection ended.  The end of an older connection than the newest means nothing (rule 14)."""
-    clock = now - life.stalled_s
+    life, clock = _look_up(life, now)
     known = life.signs.get(node_id)
     if known is None or connection != known.connection or known.ended is not None:
         return life
@@ -81,10 +82,7 @@ def forget(life: Liveness, node_id: str) -> Liveness:
 
 def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tuple[Lost, ...]]:
     """Time passed: who is lost now?  Call it every `TICK_S`, and it will know a stall when it sees one."""
-    gap = 0.0 if life.ticked is None else now - life.ticked
-    stalled = gap - TICK_S if gap > 2 * TICK_S else 0.0
-    life = msgspec.structs.replace(life, ticked=now, stalled_s=life.stalled_s + stalled)
-    clock = now - life.stalled_s
+    life, clock = _look_up(life, now)
     losses: list[Lost] = []
     while (first := life.due.first()) is not None and first[0] <= clock:
         life = msgspec.structs.replace(life, due=life.due.without(first))
@@ -99,6 +97,13 @@ def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tupl
         life = forget(life, node_id)
         losses.append(Lost(node_id, why))
     return life, tuple(losses)
+
+
+def _look_up(life: Liveness, now: float) -> tuple[Liveness, float]:
+    """The time on this clock; a gap since the last look is a stall, and does not count."""
+    gap = 0.0 if life.awake is None else now - life.awake
+    stalled_s = life.stalled_s + (gap - TICK_S if gap > 2 * TICK_S else 0.0)
+    return msgspec.structs.replace(life, awake=now, stalled_s=stalled_s), now - stalled_s
 
 
 def _deadline(life: Liveness, sign: Sign, settings: Settings) -> tuple[float, str]:

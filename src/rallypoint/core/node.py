@@ -57,6 +57,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     state: State = State.IDLE
     incarnation: str = ""
     world: Placed | None = None
+    round_seen: int = 0
     waiting: int = 0
     why: str = ""
     ending: Ending = Ending.FAILED
@@ -71,7 +72,7 @@ def join(view: View, now: float, timeout_s: float) -> tuple[View, Joined]:
     asking = _change(
         view, state=State.WAITING, waiting=0, deadline=now + timeout_s, why="the authority has not answered"
     )
-    return asking, Joined(view.node, view.bounds, view.settings, view.incarnation, _seat(view))
+    return asking, Joined(view.node, view.bounds, view.settings, view.incarnation, _seat(view), view.round_seen)
 
 
 def announce(view: View) -> Announced | None:
@@ -86,6 +87,8 @@ def announce(view: View) -> Announced | None:
         settings=view.settings,
         incarnation=view.incarnation,
         seat=_seat(view),
+        round_seen=view.round_seen,
+        waiting=view.waiting,
         ending=view.ending,
         why=view.why if standing is Standing.CLOSED else "",
     )
@@ -177,6 +180,7 @@ def _placed(view: View, said: Placed) -> View:
         state=State.HOLDS,
         incarnation=said.incarnation,
         world=said,
+        round_seen=max(view.round_seen, said.round),
         waiting=0,
         why=said.remark,
         deadline=None,
@@ -187,9 +191,8 @@ def _told_to_wait(view: View, said: KeepWaiting | StandBy) -> View:
     if view.state not in _ASKING:
         return view
     incarnation = said.incarnation if view.world is None else view.incarnation
-    if isinstance(said, StandBy):
-        return _change(view, state=State.SPARE, incarnation=incarnation, why=said.why, deadline=None)
-    return _change(view, incarnation=incarnation, why=said.why)
+    told = _change(view, incarnation=incarnation, round_seen=max(view.round_seen, said.round), why=said.why)
+    return _change(told, state=State.SPARE, deadline=None) if isinstance(said, StandBy) else told
 
 
 def _told_closed(view: View, said: RunClosed) -> View:

@@ -44,9 +44,13 @@ class WaitingCount(msgspec.Struct, frozen=True, tag="waiting"):
 
 
 class KeepWaiting(msgspec.Struct, frozen=True, tag="wait"):
-    """You are in the queue, and this is what is awaited (rule 11), at most for so long where that is known."""
+    """You are in the queue, and this is what is awaited (rule 11), at most for so long where that is known.
+
+    `round` is the last one that was sealed: who has heard of it can tell an authority that forgets.
+    """
 
     incarnation: Token
+    round: Count
     why: Text
     at_most_s: Seconds | None = None
 
@@ -55,6 +59,7 @@ class StandBy(msgspec.Struct, frozen=True, tag="standby"):
     """You are a spare: no deadline runs until you are needed (rule 7)."""
 
     incarnation: Token
+    round: Count
     why: Text
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rallypoint.core.changes import Step, change, close, enter, found, tell
+from rallypoint.core.changes import Step, change, close, depart, enter, found, tell
 from rallypoint.core.events import Announced, Joined, Seat, Standing
 from rallypoint.core.model import Claim, Ending, Node, Phase, Run, World
 from rallypoint.core.notices import Broken, Fenced, Notice
@@ -78,7 +78,8 @@ def complete(run: Run, now: float) -> bool:
         return True
     if highest is not None:
         return len(run.claims) >= highest.size
-    return len(run.queue) >= run.bounds.max
+    # Max nodes who have never heard of a world: nobody is left whom it would be unfair not to wait for.
+    return run.round == 0 and len(run.queue) >= run.bounds.max
 
 
 def conclude(run: Run, now: float, mint: str) -> Step:
@@ -139,6 +140,8 @@ def standing_of(said: Announced) -> tuple[bool, bool]:
 
 
 def _with_claim(run: Run, rank: int, claim: Claim) -> Run:
+    if claim.holds:
+        run = depart(run, claim.node.id)  # an earlier join was answered after all
     return change(run, claims=run.claims.set(rank, claim), ranks=run.ranks.set(claim.node.id, rank))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rallypoint.core import explain
-from rallypoint.core.changes import Step, enter
+from rallypoint.core.changes import Step, charge, enter
 from rallypoint.core.model import Phase, Run, Waiter, World
 from rallypoint.core.notices import Notice, Sealed, StandBy
 from rallypoint.core.ranks import Candidate, RankPolicy, rank
@@ -79,6 +79,7 @@ def minimum_reached(run: Run, now: float) -> bool:
 def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
     """Seal the round with everybody who has a place, and let the rest stand by."""
     here = turnout(run, now)
+    run = _charge_the_late(run, now)
     queue = sorted(run.queue.values(), key=_arrival)
     spares = sorted(run.spares.values(), key=_arrival)
     newcomers = here.present - len(run.returned)
@@ -106,9 +107,20 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         told_waiting=0,
         told_at=now,
     )
-    surplus = tuple(Notice(w.node.id, StandBy(run.incarnation, explain.standing_by(sealed))) for w in queue[newcomers:])
+    surplus = tuple(
+        Notice(w.node.id, StandBy(run.incarnation, sealed.round, explain.standing_by(sealed)))
+        for w in queue[newcomers:]
+    )
     told = (Notice((ranks,), Sealed(world, ranking.remarks)), *surplus)
     return Step(sealed, told, f"round {world.round} is sealed with {explain.nodes(world.size)}: {why}")
+
+
+def _charge_the_late(run: Run, now: float) -> Run:
+    """Members who did not come back in time will return as newcomers, and would break the next world as often."""
+    if run.world is not None and run.regrouping:
+        for old_rank in run.active.values():
+            run = charge(run, run.world.members[old_rank].name, now)
+    return run
 
 
 def _arrival(waiter: Waiter) -> int:

@@ -6,7 +6,7 @@ costs O(log N); only a seal looks at everybody, and each of them has paid for it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rallypoint.core import explain, joining, leaving, recovery, seal
 from rallypoint.core.changes import Step, break_world, change, close, tell
@@ -26,6 +26,16 @@ def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, R
     if isinstance(event, (Joined, Announced)):
         return _answer(settled, event, now)
     return settled
+
+
+def time_passed(
+    run: Run, losses: Iterable[Lost], now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES
+) -> Step:
+    """Time passed, and meanwhile some nodes were lost: taken together, so that no world is sealed with one of them."""
+    heard = Step(run)
+    for loss in losses:
+        heard = leaving.lost(heard.run, loss.node_id, loss.why, now).after(heard)
+    return _settle(heard.run, now, mint, policies).after(heard)
 
 
 def wake_at(run: Run, now: float) -> float | None:
@@ -57,6 +67,8 @@ def situation(run: Run, now: float) -> str:
 
 
 def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
+    if isinstance(event, (Joined, Announced)) and _is_stranger(run, event):
+        return _fence_stranger(run, event, now)
     if isinstance(event, Joined):
         return joining.join(run, event, now, mint)
     if isinstance(event, Announced):
@@ -68,6 +80,20 @@ def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
     if isinstance(event, CloseAsked):
         return _close_asked(run, event, now, mint)
     return Step(run)
+
+
+def _is_stranger(run: Run, said: Joined | Announced) -> bool:
+    """Whether a node speaks of a world in another incarnation of the run."""
+    return said.seat is not None and said.incarnation != run.incarnation and run.phase is not Phase.RECOVERING
+
+
+def _fence_stranger(run: Run, said: Joined | Announced, now: float) -> Step:
+    """It cannot be told of this incarnation's worlds: it must come anew, under another identity (rule 9)."""
+    assert said.seat is not None, "a stranger names its world"
+    node, seat = said.node, said.seat
+    why = f"round {seat.round} of {node.name} was in an incarnation of the run that is gone"
+    fenced = Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
+    return leaving.lost(fenced.run, node.id, "it speaks of another incarnation", now).after(fenced)
 
 
 def _close_asked(run: Run, event: CloseAsked, now: float, mint: str) -> Step:
@@ -103,7 +129,8 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
         return Step(run)
     if world is None or node.id not in run.active:
         if find_waiter(run, node.id) is not None:
-            return Step(run)
+            # It was given up, came back, and only then heard of the world that it had been in: or an old message.
+            return Step(run, tell(node.id, Broken(seat.seal_id, f"round {seat.round} is broken")))
         why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
         return Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
     if world.seal_id != seat.seal_id:
@@ -116,6 +143,8 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
         return Step(run, told if standing is Standing.HOLDS else ())
     if standing is Standing.BROKEN:
         return break_world(run, f"{node.name} had been told that it is", now)
+    if said.waiting != run.told_waiting:
+        return Step(run, tell(node.id, WaitingCount(world.seal_id, run.told_waiting)))
     return Step(run)
 
 
@@ -207,15 +236,27 @@ def _answer(settled: Step, event: Joined | Announced, now: float) -> Step:
 
 def waiting_for(run: Run, waiter: Waiter, now: float) -> KeepWaiting | StandBy:
     """What a node that holds no world is told."""
-    node_id, world, incarnation = waiter.node.id, run.current, run.incarnation
+    node_id, world = waiter.node.id, run.current
     full = world is not None and world.size >= run.bounds.max
     if node_id in run.spares or (node_id in run.queue and (full or run.ending_started)):
-        return StandBy(incarnation, explain.standing_by(run))
-    if node_id in run.paused:
-        return KeepWaiting(incarnation, explain.pause(run, waiter, now), waiter.paused_until - now)
-    if run.hold_ends is not None:
-        return KeepWaiting(incarnation, explain.recovering(run, now), run.hold_ends - now)
-    if world is not None:
-        return KeepWaiting(incarnation, explain.admission(run, now))
+        return StandBy(run.incarnation, _last_round(run), explain.standing_by(run))
+    why, until = _wait(run, waiter, now)
+    at_most_s = None if until is None else max(until - now, 0.0)
+    return KeepWaiting(run.incarnation, _last_round(run), why, at_most_s)
+
+
+def _wait(run: Run, waiter: Waiter, now: float) -> tuple[str, float | None]:
+    """What a node waits for, and until when at most."""
+    if waiter.node.id in run.paused:
+        return explain.pause(run, waiter, now), waiter.paused_until
+    if run.phase is Phase.RECOVERING:
+        return explain.recovering(run, now), run.hold_ends
+    if run.phase is Phase.SEALED:
+        return explain.admission(run, now), None
     verdict = seal.decide(run, now)
-    return KeepWaiting(incarnation, verdict.why, None if verdict.until is None else max(verdict.until - now, 0.0))
+    return verdict.why, verdict.until
+
+
+def _last_round(run: Run) -> int:
+    """The last round of this incarnation, 0 if it has sealed none."""
+    return run.round if run.world is not None or run.phase is Phase.RECOVERING else 0

@@ -1,0 +1,75 @@
+"""Virtual time: a queue of what is to happen when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Clockwork:
+    """Runs actions in the order of their times; equal times in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self._queue: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def at(self, moment: float, action: Action) -> None:
+        """Run the action at a moment of virtual time."""
+        self._count += 1
+        heapq.heappush(self._queue, (moment, self._count, action))
+
+    def after(self, delay_s: float, action: Action) -> None:
+        """Run the action so many seconds from now."""
+        self.at(self.time + delay_s, action)
+
+    def run_until(self, moment: float) -> None:
+        """Let time pass up to and including the moment."""
+        queue = self._queue
+        while queue and queue[0][0] <= moment:
+            self.time, _, action = heapq.heappop(queue)
+            action()
+        self.time = moment
+
+
+class Process:
+    """Something that can be stopped and continued like a process under SIGSTOP: what is due meanwhile happens after."""
+
+    def __init__(self, clockwork: Clockwork, offset: float = 0.0, rate: float = 1.0) -> None:
+        self.clockwork = clockwork
+        self.offset = offset
+        self.rate = rate
+        self.alive = True
+        self.stopped = False
+        self._backlog: list[Action] = []
+
+    @property
+    def now(self) -> float:
+        """This process's own monotonic clock: it starts anywhere and may run fast or slow."""
+        return self.offset + self.clockwork.time * self.rate
+
+    def when_running(self, action: Action) -> None:
+        """Do it now, or when the process continues, or never if it is dead."""
+        if not self.alive:
+            return
+        if self.stopped:
+            self._backlog.append(action)
+        else:
+            action()
+
+    def later(self, delay_s: float, action: Action) -> None:
+        """Do it so many seconds from now by this process's own clock."""
+        self.clockwork.after(delay_s / self.rate, lambda: self.when_running(action))
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        backlog, self._backlog = self._backlog, []
+        for action in backlog:
+            self.when_running(action)

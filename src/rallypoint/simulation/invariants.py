@@ -1,0 +1,227 @@
+"""What must be true in every virtual world, checked with each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rallypoint.core import authority as host
+from rallypoint.core.check import complaints
+from rallypoint.core.events import Announced, Joined, Left, Lost, Message, Standing
+from rallypoint.core.model import Phase, Reason, Role, Run, find_waiter
+from rallypoint.core.node import State, View
+
+if TYPE_CHECKING:
+    from rallypoint.simulation.agent import Agent
+    from rallypoint.simulation.world import World
+
+
+class BrokenInvariantError(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Invariants:
+    """What is remembered of a world in order to judge the next step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rosters: dict[str, tuple[str, int, tuple[str, ...]]] = {}
+        self.ended_worlds: set[str] = set()
+        self.closed: set[str] = set()
+        self.round_floor = 0
+        self.protected: str | None = None
+        self.last_seal = 0.0
+
+    # When the authority acts --------------------------------------------------------------------------------------
+
+    def authority_started(self) -> None:
+        """A new life of the authority: what it cannot know cannot be held against it."""
+        if not self.world.durable:
+            self.closed.clear()
+            self.round_floor = 0
+        self.protected = self._whole_world()
+
+    def disturbed(self) -> None:
+        """Something happens to the nodes: a world need not survive the authority's restart any more."""
+        self.protected = None
+
+    def authority_acted(self, before: Run, output: host.Output, message: Message | None) -> None:
+        """Judge one step of the authority."""
+        run = output.authority.run
+        if isinstance(message, (Joined, Announced)) and message.seat is not None:
+            self.round_floor = max(self.round_floor, message.seat.round if self._ours(message, run) else 0)
+        if isinstance(message, Announced) and message.standing is Standing.CLOSED and message.incarnation:
+            self._heard_closed(message, run)
+        if run is before:
+            return
+        wrong = next(complaints(run), None)
+        self._require(wrong is None, f"a transition left a damaged run: {wrong}")
+        self._closed_stays_closed(before, run)
+        if run.world is not None and (before.world is None or before.world.seal_id != run.world.seal_id):
+            self._new_world(before, run)
+        if before.current is not None and run.current is not before.current:
+            self._world_ended(before, run, message)
+
+    def _new_world(self, before: Run, run: Run) -> None:
+        world = run.world
+        assert world is not None
+        roster = (world.incarnation, world.round, tuple(node.id for node in world.members))
+        if before.phase is Phase.RECOVERING and world.seal_id in self.rosters:
+            known = self.rosters[world.seal_id]
+            unheard = sum(a != b for a, b in zip(known[2], roster[2], strict=True))
+            self._require(
+                known[:2] == roster[:2] and (run.current is None or not unheard),
+                f"a recovered world differs from the sealed one: {known} and {roster}",
+            )
+            if run.current is None:
+                self.ended_worlds.add(world.seal_id)
+            return
+        self._require(world.seal_id not in self.rosters, f"seal id {world.seal_id} was used twice")
+        self._require(len(set(roster[2])) == world.size, f"a node has two ranks: {roster}")
+        self._require(
+            run.bounds.min <= world.size <= run.bounds.max,
+            f"a world of {world.size} was sealed where {run.bounds} are asked for",
+        )
+        self._require(world.round > self.round_floor, f"round {world.round} was used again")
+        self.round_floor = world.round
+        self.rosters[world.seal_id] = roster
+        self.last_seal = self.world.time
+
+    def _world_ended(self, before: Run, run: Run, message: Message | None) -> None:
+        ended = before.current
+        assert ended is not None
+        self.ended_worlds.add(ended.seal_id)
+        if isinstance(message, Left) and message.reason is Reason.FINISHED and message.seal_id == ended.seal_id:
+            self._require(run.phase is Phase.CLOSED, f"{message.node_id} finished, and the world broke")
+        if isinstance(message, Joined):
+            asked = message.seat.seal_id if message.seat else ""
+            self._require(asked == ended.seal_id, f"a join after {asked!r} broke the world {ended.seal_id}")
+
+    def _closed_stays_closed(self, before: Run, run: Run) -> None:
+        if run.phase is Phase.CLOSED and run.incarnation:
+            self.closed.add(run.incarnation)
+        elif run.incarnation and run.incarnation != before.incarnation:
+            self._require(run.incarnation not in self.closed, f"closed incarnation {run.incarnation} came back")
+        self._require(
+            run.phase is Phase.CLOSED or run.incarnation not in self.closed,
+            f"incarnation {run.incarnation} is open again after it was closed",
+        )
+
+    def _heard_closed(self, message: Announced, run: Run) -> None:
+        self.closed.add(message.incarnation)
+        self._require(
+            run.incarnation != message.incarnation or run.phase is Phase.CLOSED,
+            f"{message.node.name} knows that {message.incarnation} is closed, but the authority goes on",
+        )
+
+    # When a node's view changes -----------------------------------------------------------------------------------
+
+    def agent_changed(self, agent: Agent, before: View) -> None:
+        """Judge one step of a node."""
+        view = agent.view
+        if view.world is not None and view.world is not before.world:
+            self._node_got_world(agent, before)
+        if before.state is not State.HOLDS or view.world is None or view.out_since is not None:
+            return
+        if view.state is State.FENCED:
+            self._require(
+                view.world.seal_id != self.protected,
+                f"{agent.name} was put out, although only the authority had restarted: {view.why}",
+            )
+        if view.state is State.BROKEN:
+            self._require(
+                view.world.seal_id in self.ended_worlds,
+                f"{agent.name} was told that {view.world.seal_id} is broken, but it never broke",
+            )
+
+    def _node_got_world(self, agent: Agent, before: View) -> None:
+        place = agent.view.world
+        assert place is not None
+        roster = self.rosters.get(place.seal_id)
+        self._require(roster is not None, f"{agent.name} holds a world that nobody sealed: {place}")
+        assert roster is not None
+        self._require(
+            roster[:2] == (place.incarnation, place.round)
+            and place.size == len(roster[2])
+            and roster[2][place.rank] == agent.id,
+            f"{agent.name} thinks that {place} of {roster}",
+        )
+        old = before.world
+        if old is not None and old.incarnation == place.incarnation and before.node.id == agent.id:
+            self._require(place.round > old.round, f"{agent.name} went back from round {old.round} to {place.round}")
+
+    # When faults have ended ---------------------------------------------------------------------------------------
+
+    def check_rest(self, quiet_s: float) -> None:
+        """Long after the last fault everybody is where they should be, and stays there."""
+        world, run = self.world, self.world.run
+        assert run is not None
+        self._require(run.phase is not Phase.RECOVERING, "the authority is still recovering")
+        self._require(
+            world.time - self.last_seal >= quiet_s,
+            f"a world was sealed {world.time - self.last_seal:.1f} s ago, long after the last fault",
+        )
+        alive = [agent for agent in world.agents.values() if agent.alive]
+        for agent in alive:
+            self._check_at_rest(agent, run)
+        members = [a for a in alive if a.view.node.role is Role.MEMBER and a.view.bounds == run.bounds]
+        if run.phase is Phase.GATHERING and not run.ending_started:
+            able = [a for a in members if a.id not in run.paused]
+            self._require(
+                len(able) < run.bounds.min,
+                f"{len(able)} nodes wait although {run.bounds.min} suffice: {world.situation()}",
+            )
+        if run.current is not None and not run.ending_started:
+            idle = [a.name for a in members if a.id in run.queue]
+            self._require(
+                not idle or run.current.size == run.bounds.max,
+                f"{idle} wait although there is room: {world.situation()}",
+            )
+
+    def _check_at_rest(self, agent: Agent, run: Run) -> None:
+        view, current = agent.view, run.current
+        if view.state is State.HOLDS:
+            self._require(
+                current is not None and view.world is not None and view.world.seal_id == current.seal_id,
+                f"{agent.name} holds {view.world}, which is not current: {self.world.situation()}",
+            )
+            self._require(agent.id in run.active, f"{agent.name} holds a world that it was given up from")
+            return
+        self._require(
+            view.state in (State.WAITING, State.SPARE),
+            f"{agent.name} is neither in the world nor waiting, but {view.state.value}",
+        )
+        self._require(bool(view.why), f"{agent.name} waits without a reason")
+        self._require(find_waiter(run, agent.id) is not None, f"{agent.name} waits, and the authority does not know")
+
+    # Small things -------------------------------------------------------------------------------------------------
+
+    def judge_loss(self, loss: Lost) -> None:
+        """The authority gave a node up: one whose newest connection is up must have been silent for long."""
+        world, agent = self.world, self.world.find(loss.node_id)
+        if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.connected:
+            return
+        if agent.view.state in (State.IDLE, State.REFUSED, State.FENCED):
+            return
+        heard_s = world.time - world.arrived.get((loss.node_id, agent.connection), float("-inf"))
+        self._require(
+            heard_s > world.settings.heartbeat_timeout_s * 0.9,
+            f"{agent.name} was given up although it was heard on its newest connection {heard_s:.2f} s ago: {loss.why}",
+        )
+
+    def _whole_world(self) -> str | None:
+        """The seal id of the world that all of its members hold, undisturbed."""
+        agents = [a for a in self.world.agents.values() if a.alive]
+        held = {a.view.world.seal_id for a in agents if a.view.world and a.view.state is State.HOLDS and not a.stopping}
+        if len(held) != 1 or not self.world.network.reliable or any(a.stopped for a in agents):
+            return None
+        seal_id = held.pop()
+        ids = {a.id for a in agents if a.view.state is State.HOLDS and not a.stopping}
+        return seal_id if set(self.rosters[seal_id][2]) == ids and seal_id not in self.ended_worlds else None
+
+    @staticmethod
+    def _ours(message: Joined | Announced, run: Run) -> bool:
+        return not run.incarnation or message.incarnation == run.incarnation or not message.incarnation
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise BrokenInvariantError(f"at {self.world.time:.3f} s: {otherwise}")

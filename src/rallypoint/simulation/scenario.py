@@ -1,0 +1,95 @@
+"""Scenario files: commands and, below each, what they led to.  Text in, golden text out.
+
+    # Rule 4: at once when max are present.
+    world bounds=2
+    ----
+
+    start a
+    ----
+       0.001 authority: a founded the run for 2 nodes
+
+Lines before the first command that begin with `#` are the file's title.  `world` comes first and may set any number
+from `Settings` by its name, `seed=N` and `durable`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rallypoint.core.model import Settings
+from rallypoint.simulation.commands import parse_bounds, perform
+from rallypoint.simulation.invariants import BrokenInvariantError
+from rallypoint.simulation.schedule import SETTINGS, Setup
+from rallypoint.simulation.world import World
+
+RULER = "----"
+
+
+@dataclass
+class Scenario:
+    """A title, and commands with their expected output."""
+
+    title: list[str] = field(default_factory=list)
+    steps: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        blocks = ["\n".join(self.title)] if self.title else []
+        blocks += ["\n".join([command, RULER, *output]) for command, output in self.steps]
+        return "\n\n".join(blocks) + "\n"
+
+
+def parse(text: str) -> Scenario:
+    """Read a scenario file."""
+    scenario = Scenario()
+    for block in filter(None, (block.strip("\n") for block in text.split("\n\n"))):
+        lines = block.splitlines()
+        if all(line.startswith("#") for line in lines):
+            scenario.title += lines
+            continue
+        if len(lines) < 2 or lines[1] != RULER:
+            raise ValueError(f"a command is followed by {RULER!r}, unlike {lines[0]!r}")
+        scenario.steps.append((lines[0], lines[2:]))
+    if not scenario.steps or not scenario.steps[0][0].startswith("world "):
+        raise ValueError("the first command of a scenario is `world bounds=MIN:MAX …`")
+    return scenario
+
+
+def play(scenario: Scenario) -> Scenario:
+    """The same scenario with what really happens below each command."""
+    first, *commands = [command for command, _ in scenario.steps]
+    world = make_world(first).world(talkative=True)
+    played = Scenario(scenario.title, [(first, [])])
+    for command in commands:
+        played.steps.append((command, _output(world, command)))
+        if played.steps[-1][1][-1:] and played.steps[-1][1][-1].startswith("INVARIANT"):
+            break
+    return played
+
+
+def make_world(line: str) -> Setup:
+    """What a `world` line asks for."""
+    given = dict(word.partition("=")[::2] for word in line.split()[1:])
+    setup = Setup(int(given.pop("seed", "0")), parse_bounds(given.pop("bounds")), Settings())
+    setup.durable = given.pop("durable", None) is not None
+    if given.pop("brisk", None) is not None:
+        setup.settings = SETTINGS
+    setup.settings = msgspec.convert({**msgspec.to_builtins(setup.settings), **given}, Settings, strict=False)
+    return setup
+
+
+def from_schedule(title: str, setup: Setup, commands: list[str]) -> Scenario:
+    """A schedule that was played, as a scenario."""
+    durable = " durable" if setup.durable else ""
+    first = f"world bounds={setup.bounds} seed={setup.seed} brisk{durable}"
+    return play(Scenario([f"# {title}"], [(first, []), *((command, []) for command in commands)]))
+
+
+def _output(world: World, command: str) -> list[str]:
+    del world.lines[:]
+    try:
+        perform(world, command)
+    except BrokenInvariantError as exc:
+        return [*world.lines, f"INVARIANT {exc}"]
+    return list(world.lines)

@@ -1,0 +1,219 @@
+"""Schedules: seeded sequences of commands that a world must come through.
+
+A schedule chooses as it goes, from what is running and what is broken, and writes down what it chose: the commands and
+the seed are all that is needed to see the same world again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rallypoint.core.model import Bounds, Settings
+from rallypoint.core.node import State
+from rallypoint.simulation.agent import Agent
+from rallypoint.simulation.commands import perform
+from rallypoint.simulation.invariants import BrokenInvariantError
+from rallypoint.simulation.world import World
+
+MIN_EVENTS = 60
+MIN_FAULT_KINDS = 3
+MIN_COMMANDS = 15
+MAX_COMMANDS = 400
+REST_S = 24.0
+QUIET_S = 6.0
+
+Do = Callable[[str], None]
+
+# Shorter than in production, so that a minute of virtual time holds many rounds; the proportions are the same.
+SETTINGS = Settings(
+    last_call_s=1.0,
+    regroup_s=3.0,
+    closed_ttl_s=10.0,
+    heartbeat_interval_s=0.8,
+    heartbeat_timeout_s=2.5,
+    reconnect_backoff_s=0.5,
+    outage_grace_s=20.0,
+    crash_pause_s=0.2,
+    crash_pause_limit_s=2.0,
+)
+
+
+@dataclass
+class Setup:
+    """What a world is made from."""
+
+    seed: int
+    bounds: Bounds
+    settings: Settings = SETTINGS
+    durable: bool = False
+
+    def world(self, *, talkative: bool = False) -> World:
+        """The world before anything happens in it."""
+        return World(self.seed, self.bounds, self.settings, durable=self.durable, talkative=talkative)
+
+
+@dataclass
+class Played:
+    """How a schedule went."""
+
+    setup: Setup
+    nodes: int
+    commands: list[str] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    failure: str = ""
+
+
+def setup(seed: int) -> tuple[Setup, int, random.Random]:
+    """What a seed stands for: the world's make-up, the number of nodes, and the source of all further choices."""
+    chance = random.Random(f"rallypoint/{seed}")
+    nodes = chance.randint(3, 12)
+    high = chance.randint(2, nodes)
+    low = high if chance.random() < 0.25 else chance.randint(1, high // 2 + 1)
+    return Setup(seed, Bounds(low, high), durable=chance.random() < 0.3), nodes, chance
+
+
+def play(seed: int) -> Played:
+    """Play one schedule to its end, and say whether an invariant broke."""
+    made, nodes, chance = setup(seed)
+    world = made.world()
+    played = Played(made, nodes)
+
+    def do(command: str) -> None:
+        played.commands.append(command)
+        perform(world, command)
+
+    try:
+        _play(world, nodes, chance, do)
+        end_faults(world, do)
+        world.invariants.check_rest(QUIET_S)
+    except BrokenInvariantError as exc:
+        played.failure = str(exc)
+    except AssertionError as exc:
+        played.failure = f"at {world.time:.3f} s: assertion failed: {exc}"
+    played.events, played.faults, played.rounds = world.events, world.faults, len(world.invariants.rosters)
+    return played
+
+
+def end_faults(world: World, do: Do) -> None:
+    """Mend everything that is broken, and give the run time to come to rest."""
+    do("network loss=0 twice=0 delay=0.001")
+    for agent in list(world.agents.values()):
+        if agent.name in world.network.cut or agent.name in world.network.deaf:
+            do(f"heal {agent.name}")
+        if agent.alive and agent.stopped:
+            do(f"resume {agent.name}")
+    if world.coordinator is None:
+        do("restart")
+    elif world.coordinator.stopped:
+        do("resume authority")
+    do(f"advance {REST_S:.0f}")
+
+
+def significant(events: Counter[str]) -> int:
+    """How many events a run took that were more than a heartbeat."""
+    return sum(count for kind, count in events.items() if kind != "heartbeat")
+
+
+def _play(world: World, nodes: int, chance: random.Random, do: Do) -> None:
+    names = [f"n{i}" for i in range(nodes)]
+    with_crash = chance.random() < 0.36
+    for name in chance.sample(names, chance.randint(min(world.bounds.min, nodes), nodes)):
+        do(_start(name, world, chance))
+        do(f"advance {chance.uniform(0.0, 0.1):.3f}")
+    do(f"advance {chance.uniform(0.5, 3.0):.3f}")
+    for number in range(MAX_COMMANDS):
+        enough = significant(world.events) >= MIN_EVENTS and len(world.faults) >= MIN_FAULT_KINDS
+        if enough and number >= MIN_COMMANDS and (world.faults["crash"] or not with_crash):
+            return
+        command = _choose(world, names, chance, with_crash)
+        if command:
+            do(command)
+        do(f"advance {_pause_s(chance):.3f}")
+
+
+def _pause_s(chance: random.Random) -> float:
+    kind = chance.random()
+    if kind < 0.5:
+        return chance.uniform(0.001, 0.2)
+    return chance.uniform(0.2, 1.5) if kind < 0.93 else chance.uniform(1.5, 6.0)
+
+
+def _choose(world: World, names: list[str], chance: random.Random, with_crash: bool) -> str:
+    """The next command: something to break, or something to mend."""
+    running = [a for a in world.agents.values() if a.alive]
+    idle = [name for name in names if name not in world.agents or not world.agents[name].alive]
+    options: list[tuple[float, str]] = []
+    if idle:
+        options.append((6.0, _start(chance.choice(idle), world, chance)))
+    if running:
+        options += _to_a_node(chance.choice(running), chance)
+    holders = [a for a in running if a.view.state is State.HOLDS and not a.stopped]
+    if holders:
+        options += [(0.5, f"finish {chance.choice(holders).name}"), (2.0, f"fail {chance.choice(holders).name}")]
+    options += _to_mend(world, running, chance)
+    if world.coordinator is None:
+        options.append((5.0, "restart"))
+    elif world.coordinator.stopped:
+        options.append((4.0, "resume authority"))
+    else:
+        options += [(0.7, "pause authority"), (0.05, "close"), (1.5 if with_crash else 0.0, "crash")]
+    if chance.random() < 0.15:
+        options.append((8.0, _weather(chance)))
+    weights, commands = zip(*options, strict=True)
+    return chance.choices(commands, weights)[0]
+
+
+def _to_a_node(agent: Agent, chance: random.Random) -> list[tuple[float, str]]:
+    name = agent.name
+    return [
+        (1.5, f"kill {name}"),
+        (0.8, f"vanish {name}"),
+        (0.0 if agent.stopped else 1.0, f"pause {name}"),
+        (0.8, f"cut {name}"),
+        (0.5, f"mute {name}"),
+        (1.5, f"flap {name} {chance.choice([0.01, 0.1, 1.0, 3.0]):.2f}"),
+        (0.8, f"resend {name}"),
+        (0.5, f"withdraw {name}"),
+        (0.3, f"give-up {name}"),
+    ]
+
+
+def _to_mend(world: World, running: list[Agent], chance: random.Random) -> list[tuple[float, str]]:
+    stopped = [a.name for a in running if a.stopped]
+    apart = sorted(world.network.cut | world.network.deaf)
+    options = [(2.0, f"resume {chance.choice(stopped)}")] if stopped else []
+    return options + ([(2.0, f"heal {chance.choice(apart)}")] if apart else [])
+
+
+def _weather(chance: random.Random) -> str:
+    """Another kind of network."""
+    return chance.choice(
+        [
+            "network loss=0 twice=0 delay=0.001",
+            f"network loss={chance.choice([0.02, 0.1, 0.3])}",
+            f"network twice={chance.choice([0.1, 0.5])}",
+            f"network delay=0.001:{chance.choice([0.05, 0.3, 1.0])}",
+        ]
+    )
+
+
+def _start(name: str, world: World, chance: random.Random) -> str:
+    words = [f"start {name}"]
+    if chance.random() < 0.12:
+        words.append("spare")
+    if chance.random() < 0.15:
+        words.append(f"rank={chance.randrange(world.bounds.max + 1)}")
+    if chance.random() < 0.2:
+        words.append(f"topology={chance.choice('ab')}/{chance.choice('xy')}")
+    if chance.random() < 0.3:
+        words.append(f"stop={chance.choice([0.0, 0.5, 2.0])}")
+    if chance.random() < 0.15:
+        words.append(f"timeout={chance.choice([3.0, 10.0])}")
+    if chance.random() < 0.2:
+        words.append(f"rate={chance.choice([0.98, 1.02])}")
+    return " ".join(words)
