@@ -77,15 +77,16 @@ def connection_ended(authority: Authority, node_id: str, connection: int, now: f
 
 
 def tick(authority: Authority, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Output:
-    """Time passed; call it every `liveness.TICK_S` and when `wake_at` says so."""
+    """Time passed; due whenever `wake_at` says so."""
     life, losses = liveness.tick(authority.life, authority.run.settings, now)
     step = transition.time_passed(authority.run, losses, now, mint, policies)
     return _done(Authority(authority.run, life), step, losses)
 
 
-def wake_at(authority: Authority, now: float) -> float | None:
-    """When the run itself has something due."""
-    return transition.wake_at(authority.run, now)
+def wake_at(authority: Authority, now: float) -> float:
+    """When `tick` is due next; never at this very moment, so that rounding cannot make a shell spin."""
+    due = (now + liveness.TICK_S, transition.wake_at(authority.run, now), liveness.wake_at(authority.life))
+    return max(now + 0.001, min(moment for moment in due if moment is not None))
 
 
 def is_idle(authority: Authority) -> bool:

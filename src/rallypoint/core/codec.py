@@ -25,6 +25,8 @@ VERSION = 1
 MESSAGE_LIMIT = 64 * 1024
 STATE_LIMIT = 64 * 1024 * 1024
 
+_ADVICE = "; delete it to start anew"
+
 T = TypeVar("T")
 
 
@@ -118,14 +120,14 @@ def encode_run(run: Run, now: float) -> bytes:
 
 def decode_run(data: bytes, now: float) -> Run:
     """A run from bytes; what does not hold together is refused like what cannot be read."""
-    record = _unwrap(data, _RUNS, "state", STATE_LIMIT)
+    record = _unwrap(data, _RUNS, "state", STATE_LIMIT, _ADVICE)
     try:
         run = _shift(_run(record), now)
     except (IndexError, ValueError, TypeError, OverflowError) as exc:
-        raise RendezvousStateError(f"the state is damaged: {exc}; delete it to start anew") from exc
+        raise RendezvousStateError(f"the state is damaged: {exc}{_ADVICE}") from exc
     wrong = next(complaints(run), None)
     if wrong is not None:
-        raise RendezvousStateError(f"the state is damaged: {wrong}; delete it to start anew")
+        raise RendezvousStateError(f"the state is damaged: {wrong}{_ADVICE}")
     return run
 
 
@@ -202,13 +204,13 @@ def _wrap(body: Any) -> bytes:
     return msgspec.json.encode({"v": VERSION, "body": body})
 
 
-def _unwrap(data: bytes, decoder: msgspec.json.Decoder[T], what: str, limit: int) -> T:
+def _unwrap(data: bytes, decoder: msgspec.json.Decoder[T], what: str, limit: int, advice: str = "") -> T:
     if len(data) > limit:
         raise RendezvousStateError(f"the {what} has {len(data)} bytes, more than the {limit} that are allowed")
     try:
         envelope = _ENVELOPE.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
-        raise RendezvousStateError(f"the {what} cannot be read: {_told(exc, data)}") from exc
+        raise RendezvousStateError(f"the {what} cannot be read: {_told(exc, data)}{advice}") from exc
     if envelope.v != VERSION:
         raise RendezvousStateError(
             f"the {what} is of version {envelope.v}, and this Rallypoint reads version {VERSION}: "
@@ -217,7 +219,7 @@ def _unwrap(data: bytes, decoder: msgspec.json.Decoder[T], what: str, limit: int
     try:
         return decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
-        raise RendezvousStateError(f"the {what} cannot be read: {_told(exc, data)}") from exc
+        raise RendezvousStateError(f"the {what} cannot be read: {_told(exc, data)}{advice}") from exc
 
 
 def _told(exc: Exception, data: bytes) -> str:

@@ -18,6 +18,16 @@ def nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
+def size(bounds: Bounds) -> str:
+    """How many nodes a run is for."""
+    return nodes(bounds.max) if bounds.min == bounds.max else f"{bounds} nodes"
+
+
+def are(count: int) -> str:
+    """The verb for so many, or nobody."""
+    return "are" if count > 1 else "is"
+
+
 def seconds(left: float) -> str:
     """A rest of time, never negative."""
     return f"{max(left, 0.0):.1f} s"
@@ -43,19 +53,26 @@ def awaited(run: Run) -> str:
     return names((members[rank].name for rank in run.active.values()), len(run.active))
 
 
+def full(run: Run) -> str:
+    """A round in which max are present."""
+    return f"all {run.bounds.max} nodes are here" if run.bounds.max > 1 else "its only node is here"
+
+
 def too_few(run: Run, total: int) -> str:
     """A first round below min."""
     missing = run.bounds.min - total
     if missing <= 0:
         return f"only spares are here ({names(_names(run.spares.values()), len(run.spares))}); a member must come first"
-    return f"{total} of at least {run.bounds.min} nodes are here ({here(run)}); {missing} more must come{_paused(run)}"
+    return f"{_of_least(run, total)} here ({here(run)}); {missing} more must come{_paused(run)}"
 
 
 def last_call(run: Run, total: int, now: float) -> str:
     """A first round between min and max."""
     assert run.last_call_ends is not None, "the last call begins when min is reached"
+    called = total - len(run.queue)
+    spares = f", {called} of the spares would make up the numbers" if called > 0 else ""
     return (
-        f"{total} of at most {run.bounds.max} nodes are here ({here(run)}); "
+        f"{total - max(called, 0)} of at most {run.bounds.max} nodes {are(run.bounds.max)} here ({here(run)}){spares}; "
         f"the last call ends in {seconds(run.last_call_ends - now)}"
     )
 
@@ -64,8 +81,8 @@ def awaiting_members(run: Run, now: float) -> str:
     """A regrouping round that waits for live members to stop their workers."""
     assert run.regroup_ends is not None, "members are awaited only while regrouping"
     return (
-        f"{here(run)} {'is' if len(run.returned) + len(run.queue) == 1 else 'are'} here; {awaited(run)} still "
-        f"{'has' if len(run.active) == 1 else 'have'} to stop and come back, at most "
+        f"{here(run)} {are(len(run.returned) + len(run.queue))} here; {awaited(run)} still "
+        f"{'have' if len(run.active) > 1 else 'has'} to stop and come back, at most "
         f"{seconds(run.regroup_ends - now)} more"
     )
 
@@ -78,10 +95,7 @@ def all_back(run: Run) -> str:
 
 def below_min(run: Run, total: int) -> str:
     """Too few survivors (rule 6c)."""
-    return (
-        f"{total} of at least {run.bounds.min} nodes are left ({here(run)}); "
-        f"{run.bounds.min - total} must be replaced{_paused(run)}"
-    )
+    return f"{_of_least(run, total)} left ({here(run)}); {run.bounds.min - total} must be replaced{_paused(run)}"
 
 
 def standing_by(run: Run) -> str:
@@ -131,8 +145,8 @@ def recovering(run: Run, now: float) -> str:
 def bounds_differ(run: Run, name: str, asked: Bounds) -> str:
     """Why a node with other bounds is refused (rule 1)."""
     return (
-        f"{name} asks for {asked} nodes, but run {run.run_id!r} was founded for {run.bounds}: start every node with "
-        f"the same number, or use another run id"
+        f"{name} asks for {size(asked)}, but run {run.run_id!r} was founded for {size(run.bounds)}: start every node "
+        f"with the same number, or use another run id"
     )
 
 
@@ -163,7 +177,12 @@ def _names(waiters: Iterable[Waiter]) -> Iterator[str]:
     return (waiter.node.name for waiter in waiters)
 
 
+def _of_least(run: Run, total: int) -> str:
+    return f"{total} of at least {nodes(run.bounds.min)} {are(run.bounds.min)}"
+
+
 def _paused(run: Run) -> str:
     if not run.paused:
         return ""
-    return f" ({names(_names(run.paused.values()), len(run.paused))} is kept out after crashing too often)"
+    count = len(run.paused)
+    return f" ({names(_names(run.paused.values()), count)} {are(count)} kept out after crashing too often)"

@@ -33,7 +33,7 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
         return Step(run, tell(node.id, Refused(why)), why)
     if not run.live:
         founded = found(run, said.bounds, said.settings, mint)
-        return _enqueue(founded, node, f"{node.name} founded the run for {said.bounds} nodes")
+        return _enqueue(founded, node, f"{node.name} founded the run for {explain.size(said.bounds)}")
     return _admit(run, said, now)
 
 
@@ -82,7 +82,9 @@ def _join_again(run: Run, said: Joined | Announced, now: float) -> Step:
         return Step(
             run, tell(node.id, place(world, rank)), f"{node.name} had not heard that it is in round {world.round}"
         )
-    broken = break_world(change(run, active=run.active.without(node.id)), f"{node.name} joined again", now)
+    admitting = f", with {explain.nodes(run.told_waiting)} waiting to be admitted" if run.told_waiting else ""
+    why = f"{node.name} joined again{admitting}"
+    broken = break_world(change(run, active=run.active.without(node.id)), why, now)
     return msgspec.structs.replace(broken, run=_come_back(broken.run, node))
 
 

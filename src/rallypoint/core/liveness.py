@@ -99,6 +99,12 @@ def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tupl
     return life, tuple(losses)
 
 
+def wake_at(life: Liveness) -> float | None:
+    """When somebody may be lost; `tick` is due then at the latest."""
+    first = life.due.first()
+    return None if first is None else first[0] + life.stalled_s
+
+
 def _look_up(life: Liveness, now: float) -> tuple[Liveness, float]:
     """The time on this clock; a gap since the last look is a stall, and does not count."""
     gap = 0.0 if life.awake is None else now - life.awake
@@ -111,7 +117,7 @@ def _deadline(life: Liveness, sign: Sign, settings: Settings) -> tuple[float, st
     if sign.ended is None:
         patience = max(settings.heartbeat_timeout_s, sign.allowance)
         return sign.heard + patience, f"nothing was heard of it for {patience:.1f} s"
-    most = life.silent * 2 > len(life.signs)
+    most = life.silent > 1 and life.silent * 2 > len(life.signs)
     grace = settings.heartbeat_timeout_s if most else settings.reconnect_grace_s
     return sign.ended + grace, f"its connection ended and did not come back within {grace:.2f} s"
 

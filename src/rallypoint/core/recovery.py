@@ -42,8 +42,7 @@ def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, fini
             ranks=Table(),
             round=max(run.round, seat.round),
         )
-        why = f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
-        return Step(_with_claim(taken, seat.rank, claim), superseded, why)
+        return Step(_with_claim(taken, seat.rank, claim), superseded, _spoke(node, seat))
     if seat.seal_id != highest.seal_id:
         return Step(
             run,
@@ -57,8 +56,8 @@ def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, fini
     if known is not None:
         # What is broken stays broken, and who has finished stays finished: an older message may arrive late.
         claim = msgspec.structs.replace(claim, holds=holds and known.holds, finished=finished or known.finished)
-    why = f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
-    return Step(_with_claim(run, seat.rank, claim), (), why)
+    noted = _with_claim(run, seat.rank, claim)
+    return Step(noted) if noted is run else Step(noted, (), _spoke(node, seat))
 
 
 def silenced(run: Run, node_id: str, *, finished: bool = False) -> Run:
@@ -121,17 +120,18 @@ def conclude(run: Run, now: float, mint: str) -> Step:
     return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why)
 
 
-def closed_before(run: Run, said: Announced, now: float) -> Step:
+def closed_before(run: Run, said: Announced, now: float, mint: str) -> Step:
     """One node knows that the run was closed: that suffices, unless others speak of a later incarnation."""
     highest = next(run.claims.values(), None)
-    if highest is not None and highest.incarnation != said.incarnation:
+    if highest is None:
+        known = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
+        return close(known, said.ending, said.why, now)
+    if highest.incarnation != said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
-    shut = run
-    if highest is not None:
-        holders = ((c.node.id, rank) for rank, c in run.claims.items() if not c.finished)
-        shut = change(run, active=Table.build(holders), claims=Table())
-    shut = change(shut, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
-    return close(shut, said.ending, said.why, now)
+    concluded = conclude(run, now, mint)
+    if concluded.run.phase is Phase.CLOSED:
+        return concluded
+    return close(concluded.run, said.ending, said.why, now).after(concluded)
 
 
 def standing_of(said: Announced) -> tuple[bool, bool]:
@@ -142,7 +142,13 @@ def standing_of(said: Announced) -> tuple[bool, bool]:
 def _with_claim(run: Run, rank: int, claim: Claim) -> Run:
     if claim.holds:
         run = depart(run, claim.node.id)  # an earlier join was answered after all
+    if run.claims.get(rank) == claim:
+        return run
     return change(run, claims=run.claims.set(rank, claim), ranks=run.ranks.set(claim.node.id, rank))
+
+
+def _spoke(node: Node, seat: Seat) -> str:
+    return f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
 
 
 def _roster(run: Run, highest: Claim) -> tuple[Node, ...]:

@@ -56,7 +56,7 @@ def decide(run: Run, now: float) -> Verdict:
     """Whether the gathering round is to be sealed now."""
     here, bounds = turnout(run, now), run.bounds
     if here.present >= bounds.max:
-        return Verdict(True, f"all {bounds.max} nodes are here")
+        return Verdict(True, explain.full(run))
     if run.regrouping:
         if here.awaited:
             return Verdict(False, explain.awaiting_members(run, now), run.regroup_ends)
@@ -66,7 +66,7 @@ def decide(run: Run, now: float) -> Verdict:
     if here.total < bounds.min or here.present == 0:
         return Verdict(False, explain.too_few(run, here.total))
     if run.last_call_ends is not None and now >= run.last_call_ends:
-        return Verdict(True, f"the last call ended with {here.total} of at most {bounds.max} nodes here")
+        return Verdict(True, f"the last call ended, and at most {explain.nodes(bounds.max)} are wanted")
     return Verdict(False, explain.last_call(run, here.total, now), run.last_call_ends)
 
 

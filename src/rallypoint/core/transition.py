@@ -113,7 +113,7 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
     if standing in (Standing.WAITING, Standing.SPARE):
         return joining.join(run, said, now, mint)
     if standing is Standing.CLOSED:
-        return _heard_closed(run, said, now)
+        return _heard_closed(run, said, now, mint)
     if run.phase is Phase.CLOSED and said.incarnation == run.incarnation:
         return joining.told_closed(run, node)
     if seat is None:
@@ -148,10 +148,10 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
     return Step(run)
 
 
-def _heard_closed(run: Run, said: Announced, now: float) -> Step:
+def _heard_closed(run: Run, said: Announced, now: float, mint: str) -> Step:
     """Closed is sticky: a node that was told so is right, whatever this authority remembers (rule 14)."""
     if run.phase is Phase.RECOVERING:
-        return recovery.closed_before(run, said, now)
+        return recovery.closed_before(run, said, now, mint)
     if run.phase is Phase.CLOSED or said.incarnation != run.incarnation or not run.incarnation:
         return Step(run)
     return close(run, said.ending, said.why, now)

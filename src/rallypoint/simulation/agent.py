@@ -88,8 +88,11 @@ class Agent(Process):
     def _react(self) -> None:
         """What an agent does that looks at num_nodes_waiting() all the time."""
         state = self.view.state
-        if state in (State.CLOSED, State.REFUSED):
+        if state is State.REFUSED:
             self.later(0.01, self._exit)
+        elif state is State.CLOSED:
+            # Long enough to say once more what it was told: one announcer suffices (rule 14).
+            self.later(self.world.settings.heartbeat_interval_s * 1.5, self._exit)
         elif core.num_nodes_waiting(self.view, self.now) > 0 and not self.stopping:
             self.stopping = True
             self.later(self.stop_s, self._stopped)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rallypoint.core.model import Bounds, Reason, Role
+from rallypoint.errors import RendezvousStateError
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.world import World
 
@@ -142,7 +143,14 @@ def _crash(world: World, words: list[str]) -> None:
 
 
 def _restart(world: World, words: list[str]) -> None:
-    world.start_authority()
+    try:
+        world.start_authority()
+    except RendezvousStateError as exc:
+        world.note("authority", f"cannot start: {exc}")
+
+
+def _damage(world: World, words: list[str]) -> None:
+    world.record = (world.record or b"")[: int(words[0])]
 
 
 def _close(world: World, words: list[str]) -> None:
@@ -188,6 +196,7 @@ _VERBS: dict[str, Callable[[World, list[str]], None]] = {
     "give-up": _leaves(Reason.GAVE_UP),
     "crash": _crash,
     "restart": _restart,
+    "damage": _damage,
     "close": _close,
     "network": _network,
     "advance": _advance,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rallypoint.core import authority as host
-from rallypoint.core import codec, liveness
+from rallypoint.core import codec
 from rallypoint.core.events import Message
-from rallypoint.simulation.clockwork import Process
+from rallypoint.simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
     from rallypoint.simulation.world import World
@@ -24,7 +24,7 @@ class Coordinator(Process):
             self.state = host.open_run(world.run_id, self.now, self.now, world.settings.hold_s)
         else:
             self.state = host.restore(codec.decode_run(record, self.now), self.now)
-        self._woken_for: float | None = None
+        self._alarm: float | None = None
 
     def receive(self, node_id: str, connection: int, message: Message) -> None:
         """A message arrived."""
@@ -40,12 +40,8 @@ class Coordinator(Process):
         self._done(host.connection_ended(self.state, node_id, connection, self.now), None)
 
     def tick(self) -> None:
-        """The regular look at who is still heard."""
-        self._done(host.tick(self.state, self.now, self.world.mint(), self.world.policies), None)
-        self.later(liveness.TICK_S, self.tick)
-
-    def _wake(self) -> None:
-        self._woken_for = None
+        """Time passed."""
+        self._alarm = None
         self._done(host.tick(self.state, self.now, self.world.mint(), self.world.policies), None)
 
     def _done(self, output: host.Output, message: Message | None) -> None:
@@ -56,6 +52,9 @@ class Coordinator(Process):
         for node_id, said in output.sends:
             self.world.send_to_node(node_id, said)
         due = host.wake_at(self.state, self.now)
-        if due is not None and due - self.now < liveness.TICK_S and due != self._woken_for:
-            self._woken_for = due
-            self.later(due - self.now, self._wake)
+        if self._alarm is None or due < self._alarm:
+            self._alarm = due
+            self.later(due - self.now, self._ring(due))
+
+    def _ring(self, due: float) -> Action:
+        return lambda: self.tick() if self._alarm == due else None

@@ -124,12 +124,12 @@ class Invariants:
             return
         if view.state is State.FENCED:
             self._require(
-                view.world.seal_id != self.protected,
+                view.world.seal_id != self.protected or self._max_know_of_no_world(view.world.seal_id),
                 f"{agent.name} was put out, although only the authority had restarted: {view.why}",
             )
         if view.state is State.BROKEN:
             self._require(
-                view.world.seal_id in self.ended_worlds,
+                view.world.seal_id in self.ended_worlds or view.world.seal_id != next(reversed(self.rosters)),
                 f"{agent.name} was told that {view.world.seal_id} is broken, but it never broke",
             )
 
@@ -217,6 +217,11 @@ class Invariants:
         seal_id = held.pop()
         ids = {a.id for a in agents if a.view.state is State.HOLDS and not a.stopping}
         return seal_id if set(self.rosters[seal_id][2]) == ids and seal_id not in self.ended_worlds else None
+
+    def _max_know_of_no_world(self, seal_id: str) -> bool:
+        """The one way past the hold (rule 14): as many as max who have never heard of a world."""
+        others = [a for a in self.world.agents.values() if a.alive and a.id not in self.rosters[seal_id][2]]
+        return len(others) >= self.world.bounds.max
 
     @staticmethod
     def _ours(message: Joined | Announced, run: Run) -> bool:

@@ -164,8 +164,7 @@ def _choose(world: World, names: list[str], chance: random.Random, with_crash: b
         options += [(0.7, "pause authority"), (0.05, "close"), (1.5 if with_crash else 0.0, "crash")]
     if chance.random() < 0.15:
         options.append((8.0, _weather(chance)))
-    weights, commands = zip(*options, strict=True)
-    return chance.choices(commands, weights)[0]
+    return chance.choices([command for _, command in options], [weight for weight, _ in options])[0]
 
 
 def _to_a_node(agent: Agent, chance: random.Random) -> list[tuple[float, str]]:

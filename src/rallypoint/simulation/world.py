@@ -232,7 +232,7 @@ class World:
         view = agent.view
         if self.talkative and (view.state is not before.state or (view.world is not before.world)):
             place = view.world if view.state is State.HOLDS else None
-            where = f" round {place.round} as rank {place.rank} of {place.size}" if place else ""
+            where = f" round {place.round} as rank {place.rank} of {place.size}, store {place.store}" if place else ""
             why = f" ({view.why})" if view.why else ""
             self.note(agent.name, f"{view.state.value}{where}{why}")
         self.invariants.agent_changed(agent, before)

@@ -1,0 +1,112 @@
+"""Many schedules at once: play a range of seeds on all cores, add up what they did, and name the ones that failed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+
+from rallypoint.simulation.commands import FAULTS
+from rallypoint.simulation.schedule import Played, play, significant
+
+CHUNK = 50
+
+
+@dataclass
+class Tally:
+    """What a number of schedules did, added up."""
+
+    schedules: int = 0
+    nodes: Counter[int] = field(default_factory=Counter)
+    events: Counter[int] = field(default_factory=Counter)
+    kinds: Counter[int] = field(default_factory=Counter)
+    rounds: Counter[int] = field(default_factory=Counter)
+    event_kinds: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    with_crash: int = 0
+    with_record: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def add(self, seed: int, played: Played) -> None:
+        """Count one schedule."""
+        faults = [kind for kind, count in played.faults.items() if count]
+        self.schedules += 1
+        self.nodes[played.nodes] += 1
+        self.events[significant(played.events)] += 1
+        self.kinds[len(faults)] += 1
+        self.rounds[played.rounds] += 1
+        self.event_kinds.update(played.events)
+        self.faults.update(faults)
+        self.with_crash += "crash" in faults
+        self.with_record += played.setup.durable
+        if played.failure:
+            self.failures[seed] = played.failure
+
+    def merge(self, other: Tally) -> None:
+        """Count what another tally counted."""
+        self.schedules += other.schedules
+        self.with_crash += other.with_crash
+        self.with_record += other.with_record
+        self.failures.update(other.failures)
+        for name in ("nodes", "events", "kinds", "rounds", "event_kinds", "faults"):
+            getattr(self, name).update(getattr(other, name))
+
+    def lines(self) -> Iterator[str]:
+        """The histogram, in words and bars."""
+        yield f"{self.schedules} schedules, {self.with_crash} of them with a crash of the authority"
+        yield f"({self.with_crash / max(self.schedules, 1):.0%}), {self.with_record} with a record on disk"
+        yield from _histogram("nodes", self.nodes, 1)
+        yield from _histogram("events, heartbeats not counted", self.events, 30)
+        yield from _histogram("kinds of fault", self.kinds, 1)
+        yield from _histogram("rounds sealed", self.rounds, 4)
+        yield ""
+        yield "schedules in which this happened:"
+        for kind, count in self.faults.most_common():
+            yield f"  {FAULTS[kind]:<24}{count:8d}"
+        yield ""
+        yield "events: " + ", ".join(f"{count} {kind}" for kind, count in self.event_kinds.most_common())
+
+
+def campaign(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Tally:
+    """Play every seed of a range."""
+    total = Tally()
+    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1:
+        for tally in map(_play_chunk, chunks):
+            total.merge(tally)
+            if stop_at_first and total.failures:
+                break
+        return total
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(_play_chunk, chunk) for chunk in chunks]
+        for future in futures:
+            if future.cancelled():
+                continue
+            total.merge(future.result())
+            if stop_at_first and total.failures:
+                for other in futures:
+                    other.cancel()
+    return total
+
+
+def _play_chunk(seeds: range) -> Tally:
+    tally = Tally()
+    for seed in seeds:
+        tally.add(seed, play(seed))
+    return tally
+
+
+def _histogram(title: str, counts: Counter[int], width: int) -> Iterator[str]:
+    yield ""
+    yield f"{title}: {min(counts, default=0)} to {max(counts, default=0)}"
+    buckets: Counter[int] = Counter()
+    for value, count in counts.items():
+        buckets[value // width * width] += count
+    most = max(chain(buckets.values(), (1,)))
+    for low in sorted(buckets):
+        label = str(low) if width == 1 else f"{low} to {low + width - 1}"
+        yield f"  {label:<12}{buckets[low]:8d} {'█' * round(40 * buckets[low] / most)}"
