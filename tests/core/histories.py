@@ -1,0 +1,167 @@
+"""Random histories: an authority and a few nodes that obey one order after another.
+
+The nodes are `node.View`s, so whatever they say is what real nodes would say; messages may be lost in either direction
+and repeated, and the authority may forget everything or come back from its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from hypothesis import strategies as st
+
+from rallypoint.core import codec, node, recovery, transition
+from rallypoint.core.changes import Step
+from rallypoint.core.events import CloseAsked, Event, Lost, Message, TimePassed
+from rallypoint.core.model import Bounds, Ending, Node, OnGiveUp, Phase, Reason, Role, Run, Settings
+from rallypoint.core.node import State, View
+from rallypoint.core.notices import spell_out
+
+NODES = 5
+VERBS = (
+    "join",
+    "join",
+    "join",
+    "join",
+    "announce",
+    "announce",
+    "announce",
+    "wait",
+    "wait",
+    "lose",
+    "lose",
+    "finish",
+    "withdraw",
+    "give up",
+    "repeat",
+    "close",
+    "forget",
+    "restore",
+)
+WAITS_S = (0.0, 0.4, 1.0, 7.0, 31.0, 61.0, 700.0)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One thing that happens, to one node; `deaf` means that nobody hears the answers."""
+
+    verb: str
+    who: int
+    wait_s: float
+    deaf: bool
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One step of a history: the run before, what happened and when, and what came of it."""
+
+    before: Run
+    event: Event
+    now: float
+    step: Step
+
+
+class History:
+    """Plays orders and keeps every moment."""
+
+    def __init__(self, bounds: Bounds, settings: Settings) -> None:
+        self.bounds, self.settings = bounds, settings
+        self.run = Run(run_id="run")
+        self.now = 0.0
+        self.lives = 0
+        self.views: dict[int, View] = {}
+        self.last_words: dict[int, Message] = {}
+        self.moments: list[Moment] = []
+
+    def obey(self, order: Order) -> None:
+        """Let it happen."""
+        who, view = order.who, self.views.get(order.who)
+        self.now += order.wait_s if order.verb == "wait" else 0.01
+        if order.verb == "wait":
+            self._take(TimePassed(), order.deaf)
+        elif order.verb == "forget":
+            self.run = recovery.blank("run", self.now, self.now, self.settings.hold_s)
+            self.last_words.clear()
+        elif order.verb == "restore":
+            self._restore()
+        elif order.verb == "join":
+            self._join(who, order.deaf)
+        elif view is None:
+            return
+        elif order.verb == "lose":
+            self._take(Lost(view.node.id, "it fell silent"), order.deaf)
+        elif order.verb == "repeat" and who in self.last_words:
+            self._take(self.last_words[who], order.deaf)
+        elif order.verb == "close":
+            self._take(CloseAsked(view.node.id, ending=Ending.FAILED, incarnation=self.run.incarnation), order.deaf)
+        elif order.verb == "announce":
+            said = node.announce(view)
+            if said is not None:
+                self._say(who, said, order.deaf)
+        elif order.verb in ("finish", "withdraw", "give up"):
+            self._leave(who, view, order)
+
+    def _join(self, who: int, deaf: bool) -> None:
+        view = self.views.get(who)
+        if view is None or view.state in (State.FENCED, State.REFUSED, State.CLOSED, State.FINISHED, State.IDLE):
+            self.lives += 1
+            role = Role.SPARE if who == NODES - 1 else Role.MEMBER
+            view = View(
+                node=Node(id=f"n{who}.{self.lives}", name=f"n{who}", wanted_rank=who % 3, role=role),
+                bounds=self.bounds,
+                settings=self.settings,
+            )
+        self.views[who], said = node.join(view, self.now, 600.0)
+        self._say(who, said, deaf)
+
+    def _leave(self, who: int, view: View, order: Order) -> None:
+        reason = {"finish": Reason.FINISHED, "withdraw": Reason.WITHDREW, "give up": Reason.GAVE_UP}[order.verb]
+        self.views[who], said = node.leave(view, reason)
+        self._say(who, said, order.deaf)
+
+    def _restore(self) -> None:
+        if self.run.phase is not Phase.RECOVERING:
+            record = codec.encode_run(self.run, self.now)
+            self.now += 1000.0
+            self.run = codec.decode_run(record, self.now)
+
+    def _say(self, who: int, said: Message, deaf: bool) -> None:
+        self.last_words[who] = said
+        self._take(said, deaf)
+
+    def _take(self, event: Event, deaf: bool) -> None:
+        step = transition.step(self.run, event, self.now, str(len(self.moments)))
+        self.moments.append(Moment(self.run, event, self.now, step))
+        self.run = step.run
+        by_id = {view.node.id: who for who, view in self.views.items()}
+        for node_id, what in (sent for notice in step.notices for sent in spell_out(notice)):
+            if not deaf and node_id in by_id:
+                who = by_id[node_id]
+                self.views[who] = node.hear(self.views[who], what)
+
+
+def play(bounds: Bounds, settings: Settings, orders: Iterable[Order]) -> History:
+    """The history that these orders make."""
+    history = History(bounds, settings)
+    for order in orders:
+        history.obey(order)
+    return history
+
+
+def histories() -> st.SearchStrategy[History]:
+    """Random histories of a few nodes."""
+    order = st.builds(
+        Order,
+        verb=st.sampled_from(VERBS),
+        who=st.integers(0, NODES - 1),
+        wait_s=st.sampled_from(WAITS_S),
+        deaf=st.sampled_from((False, False, False, True)),
+    )
+    settings = st.builds(
+        Settings,
+        last_call_s=st.sampled_from((0.0, 30.0)),
+        admit_delay_s=st.sampled_from((0.0, 10.0)),
+        on_give_up=st.sampled_from(OnGiveUp),
+        rank_policy=st.sampled_from(("sticky", "arrival")),
+    )
+    bounds = st.sampled_from((Bounds(1, 1), Bounds(2, 2), Bounds(1, 3), Bounds(2, 3), Bounds(2, 4)))
+    return st.builds(play, bounds, settings, st.lists(order, min_size=10, max_size=40))

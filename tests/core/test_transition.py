@@ -1,0 +1,154 @@
+"""The transition: purity, what is always true, when it wakes, and the waiting counts (rule 6b)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import settings as effort
+
+from rallypoint.core import transition
+from rallypoint.core.check import complaints
+from rallypoint.core.events import Standing
+from rallypoint.core.model import Phase, Role
+from rallypoint.core.notices import KeepWaiting, StandBy, WaitingCount
+from rallypoint.core.phases import PHASE_CHANGES, diagram
+from tests.core.histories import History, histories
+from tests.core.stage import Stage, sealed
+
+# Purity and what is always true ---------------------------------------------------------------------------------------
+
+
+@effort(max_examples=60)
+@given(histories())
+def test_a_step_depends_on_nothing_but_its_arguments_and_leaves_the_old_run_alone(history: History) -> None:
+    for i, moment in enumerate(history.moments):
+        before = repr(moment.before)
+        again = transition.step(moment.before, moment.event, moment.now, str(i))
+        assert again == moment.step
+        assert repr(moment.before) == before
+
+
+@effort(max_examples=200)
+@given(histories())
+def test_whatever_happens_a_run_holds_together(history: History) -> None:
+    for moment in history.moments:
+        run = moment.step.run
+        assert list(complaints(run)) == []
+        assert moment.before.phase is run.phase or _leads(moment.before.phase, run.phase)
+        assert transition.situation(run, moment.now)
+        due = transition.wake_at(run, moment.now)
+        assert due is None or due > moment.now
+
+
+def _leads(a: Phase, b: Phase) -> bool:
+    """Whether one step can lead there, maybe by way of gathering."""
+    return (a, b) in PHASE_CHANGES or {(a, Phase.GATHERING), (Phase.GATHERING, b)} <= PHASE_CHANGES.keys()
+
+
+@effort(max_examples=100)
+@given(histories())
+def test_a_seal_id_names_one_roster_and_rounds_only_grow(history: History) -> None:
+    rosters: dict[str, list[str]] = {}
+    for moment in history.moments:
+        sealed_before, world = moment.before.current, moment.step.run.current
+        if world is None:
+            continue
+        if sealed_before is not None and sealed_before.incarnation == world.incarnation:
+            assert world.round > sealed_before.round or world.seal_id == sealed_before.seal_id
+        if all(not node.id.startswith("rank-") for node in world.members):
+            roster = [node.id for node in world.members]
+            assert rosters.setdefault(world.seal_id, roster) == roster
+
+
+def test_the_picture_shows_every_way_between_phases() -> None:
+    for a, b in PHASE_CHANGES:
+        assert f"{a.value} --> {b.value}: " in diagram()
+
+
+# Waking ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_wakes_for_whatever_is_due_next() -> None:
+    stage = Stage(2, 4, last_call_s=30, regroup_s=60, closed_ttl_s=50)
+    assert transition.wake_at(stage.run, stage.now) is None
+    stage.join("a")
+    assert transition.wake_at(stage.run, stage.now) is None
+    stage.join("b")
+    assert transition.wake_at(stage.run, stage.now) == stage.now + 30
+    stage.wait(30)
+    stage.wait(1)
+    assert transition.wake_at(stage.run, stage.now) is None
+    stage.join_again("a")
+    assert transition.wake_at(stage.run, stage.now) == stage.now + 60
+    stage.close()
+    assert transition.wake_at(stage.run, stage.now) == stage.now + 50
+
+
+# Waiting counts (rule 6b) ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_newcomer_is_told_of_at_once_and_more_within_a_second() -> None:
+    stage = sealed(2, 5)
+    seal_id = stage.world.seal_id
+    stage.join("c")
+    assert stage.heard("a") == stage.heard("b") == [WaitingCount(seal_id, 1)]
+    told_at = stage.now
+    stage.now += 0.25
+    stage.join("d")
+    assert stage.heard("a") == []
+    assert transition.wake_at(stage.run, stage.now) == told_at + 1.0
+    stage.wait(0.75)
+    assert stage.heard("a") == [WaitingCount(seal_id, 2)]
+
+
+def test_that_nobody_waits_any_more_is_told_at_once() -> None:
+    stage = sealed(2, 5)
+    stage.join("c")
+    stage.lose("c")
+    assert stage.answer("a", WaitingCount).count == 0
+
+
+def test_no_more_are_counted_than_there_is_room_for_and_spares_never() -> None:
+    stage = sealed(2, 3)
+    stage.join("s", role=Role.SPARE)
+    assert transition.waiting_count(stage.run, stage.now) == 0
+    stage.join("c", "d")
+    assert transition.waiting_count(stage.run, stage.now) == 1
+    full = sealed(2)
+    full.join("c")
+    assert full.heard("a") == []
+    assert "round 1 runs with 2 of at most 2 nodes" in full.answer("c", StandBy).why
+
+
+def test_newcomers_do_not_count_before_the_round_is_old_enough() -> None:
+    stage = sealed(2, 3, admit_delay_s=10)
+    stage.wait(4)
+    stage.join("c")
+    assert "in 6.0 s, when this round is old enough" in stage.answer("c", KeepWaiting).why
+    assert stage.heard("a") == []
+    assert transition.wake_at(stage.run, stage.now) == stage.world.sealed_at + 10
+    stage.wait(6)
+    assert stage.answer("a", WaitingCount).count == 1
+
+
+def test_newcomers_do_not_count_once_a_member_has_finished() -> None:
+    stage = sealed(2, 3)
+    stage.join("c")
+    stage.finish("b")
+    assert stage.answer("a", WaitingCount).count == 0
+    assert transition.waiting_count(stage.run, stage.now) == 0
+
+
+def test_a_count_that_a_member_missed_is_told_again_when_it_announces_itself() -> None:
+    stage = sealed(2, 3)
+    stage.join("c")
+    stage.announce("a", Standing.HOLDS, waiting=0)
+    assert stage.answer("a", WaitingCount).count == 1
+    stage.announce("a", Standing.HOLDS, waiting=1)
+    assert stage.sends == []
+
+
+def test_a_broken_or_closed_run_counts_nobody() -> None:
+    stage = sealed(2, 3)
+    stage.join("c")
+    stage.lose("a")
+    assert transition.waiting_count(stage.run, stage.now) == 0
