@@ -27,7 +27,7 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
         return _join_again(run, said, now)
     if seat is not None:
         why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
-        return Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
+        return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
     if node.id in run.finished:
         why = f"{node.name} has finished in this run: a new process must join in its place"
         return Step(run, tell(node.id, Refused(why)), why)
@@ -119,8 +119,6 @@ def _join_while_recovering(run: Run, said: Joined | Announced) -> Step:
     if seat is not None:
         spoken = recovery.claimed(spoken.run, said, seat, holds=False).after(spoken)
     run = spoken.run
-    if said.round_seen > run.round:
-        run = change(run, round=said.round_seen)
     known = find_waiter(run, node.id)
     if known is not None:
         return _refresh(run, msgspec.structs.replace(known, node=node)).after(spoken)

@@ -17,6 +17,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Token = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=2**31)]
+Round = Annotated[int, Meta(ge=0)]
 Size = Annotated[int, Meta(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.core.model import Count, Ending, Seconds, Text, Token, World
+from rallypoint.core.model import Count, Ending, Round, Seconds, Text, Token, World
 from rallypoint.core.table import Table
 
 
@@ -21,7 +21,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
     """A node's place in a sealed world."""
 
     incarnation: Token
-    round: Count
+    round: Round
     seal_id: Token
     rank: Count
     size: Count
@@ -50,7 +50,7 @@ class KeepWaiting(msgspec.Struct, frozen=True, tag="wait"):
     """
 
     incarnation: Token
-    round: Count
+    round: Round
     why: Text
     at_most_s: Seconds | None = None
 
@@ -59,7 +59,7 @@ class StandBy(msgspec.Struct, frozen=True, tag="standby"):
     """You are a spare: no deadline runs until you are needed (rule 7)."""
 
     incarnation: Token
-    round: Count
+    round: Round
     why: Text
 
 

@@ -40,7 +40,6 @@ def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, fini
             settings=said.settings,
             claims=Table(),
             ranks=Table(),
-            round=max(run.round, seat.round),
         )
         return Step(_with_claim(taken, seat.rank, claim), superseded, _spoke(node, seat))
     if seat.seal_id != highest.seal_id:

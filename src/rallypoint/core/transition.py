@@ -67,8 +67,10 @@ def situation(run: Run, now: float) -> str:
 
 
 def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
-    if isinstance(event, (Joined, Announced)) and _is_stranger(run, event):
-        return _fence_stranger(run, event, now)
+    if isinstance(event, (Joined, Announced)):
+        run = _never_below(run, event)
+        if _is_stranger(run, event):
+            return _fence_stranger(run, event, now)
     if isinstance(event, Joined):
         return joining.join(run, event, now, mint)
     if isinstance(event, Announced):
@@ -82,6 +84,12 @@ def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
     return Step(run)
 
 
+def _never_below(run: Run, said: Joined | Announced) -> Run:
+    """The next round is above all that were ever spoken of (rule 14)."""
+    spoken_of = max(said.round_seen, said.seat.round if said.seat else 0)
+    return change(run, round=spoken_of) if spoken_of > run.round else run
+
+
 def _is_stranger(run: Run, said: Joined | Announced) -> bool:
     """Whether a node speaks of a world in another incarnation of the run."""
     return said.seat is not None and said.incarnation != run.incarnation and run.phase is not Phase.RECOVERING
@@ -92,7 +100,7 @@ def _fence_stranger(run: Run, said: Joined | Announced, now: float) -> Step:
     assert said.seat is not None, "a stranger names its world"
     node, seat = said.node, said.seat
     why = f"round {seat.round} of {node.name} was in an incarnation of the run that is gone"
-    fenced = Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
+    fenced = Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
     return leaving.lost(fenced.run, node.id, "it speaks of another incarnation", now).after(fenced)
 
 
@@ -132,7 +140,7 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
             # It was given up, came back, and only then heard of the world that it had been in: or an old message.
             return Step(run, tell(node.id, Broken(seat.seal_id, f"round {seat.round} is broken")))
         why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
-        return Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)
+        return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
     if world.seal_id != seat.seal_id:
         why = f"round {world.round} came after it"
         return Step(run, tell(node.id, Broken(seat.seal_id, why)), f"{node.name} still speaks of round {seat.round}")

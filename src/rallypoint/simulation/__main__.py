@@ -59,8 +59,11 @@ def _run(seeds: range, jobs: int, stop: bool) -> int:
     for seed, failure in sorted(tally.failures.items()):
         print(f"seed {seed}: {failure}")
         print(f"  to look at it: {PROGRAM} scenario {seed}")
+    short = list(tally.shortcomings())
+    for line in short:
+        print(f"the schedules are not what they should be: {line}")
     print(f"{tally.schedules - len(tally.failures)} passed, {len(tally.failures)} failed")
-    return 1 if tally.failures else 0
+    return 1 if tally.failures or short else 0
 
 
 def _scenario(seed: int, to: Path | None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from rallypoint.simulation.commands import FAULTS
-from rallypoint.simulation.schedule import Played, play, significant
+from rallypoint.simulation.schedule import MIN_EVENTS, MIN_FAULT_KINDS, Played, play, significant
 
 CHUNK = 50
 
@@ -53,6 +53,19 @@ class Tally:
         self.failures.update(other.failures)
         for name in ("nodes", "events", "kinds", "rounds", "event_kinds", "faults"):
             getattr(self, name).update(getattr(other, name))
+
+    def shortcomings(self) -> Iterator[str]:
+        """What a campaign of a hundred schedules or more promises of each of them, and did not keep."""
+        if self.schedules < 100:
+            return
+        if min(self.nodes) < 3 or max(self.nodes) > 12:
+            yield f"schedules have 3 to 12 nodes, not {min(self.nodes)} to {max(self.nodes)}"
+        if min(self.events) < MIN_EVENTS:
+            yield f"a schedule has at least {MIN_EVENTS} events, not {min(self.events)}"
+        if min(self.kinds) < MIN_FAULT_KINDS:
+            yield f"a schedule has at least {MIN_FAULT_KINDS} kinds of fault, not {min(self.kinds)}"
+        if self.with_crash * 3 < self.schedules:
+            yield f"the authority crashes in a third of the schedules, not in {self.with_crash} of {self.schedules}"
 
     def lines(self) -> Iterator[str]:
         """The histogram, in words and bars."""

@@ -43,7 +43,14 @@ class Process:
         self.rate = rate
         self.alive = True
         self.stopped = False
+        self._stopped_at = 0.0
+        self._stopped_s = 0.0
         self._backlog: list[Action] = []
+
+    @property
+    def stopped_s(self) -> float:
+        """For how long it was stopped, up to now."""
+        return self._stopped_s + (self.clockwork.time - self._stopped_at if self.stopped else 0.0)
 
     @property
     def now(self) -> float:
@@ -65,11 +72,12 @@ class Process:
 
     def stop(self) -> None:
         """SIGSTOP."""
-        self.stopped = True
+        if not self.stopped:
+            self.stopped, self._stopped_at = True, self.clockwork.time
 
     def resume(self) -> None:
         """SIGCONT."""
-        self.stopped = False
+        self._stopped_s, self.stopped = self.stopped_s, False
         backlog, self._backlog = self._backlog, []
         for action in backlog:
             self.when_running(action)

@@ -28,7 +28,7 @@ class Coordinator(Process):
 
     def receive(self, node_id: str, connection: int, message: Message) -> None:
         """A message arrived."""
-        self.world.arrived[node_id, connection] = self.world.time
+        self.world.arrived[node_id, connection] = self.world.awake_time
         self._done(
             host.receive(self.state, node_id, connection, message, self.now, self.world.mint(), self.world.policies),
             message,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rallypoint.core.model import Bounds, Settings
+from rallypoint.core.model import Bounds, Phase, Settings
 from rallypoint.core.node import State
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.commands import perform
@@ -121,7 +121,7 @@ def significant(events: Counter[str]) -> int:
 
 def _play(world: World, nodes: int, chance: random.Random, do: Do) -> None:
     names = [f"n{i}" for i in range(nodes)]
-    with_crash = chance.random() < 0.36
+    with_crash = chance.random() < 0.4
     for name in chance.sample(names, chance.randint(min(world.bounds.min, nodes), nodes)):
         do(_start(name, world, chance))
         do(f"advance {chance.uniform(0.0, 0.1):.3f}")
@@ -161,7 +161,9 @@ def _choose(world: World, names: list[str], chance: random.Random, with_crash: b
     elif world.coordinator.stopped:
         options.append((4.0, "resume authority"))
     else:
-        options += [(0.7, "pause authority"), (0.05, "close"), (1.5 if with_crash else 0.0, "crash")]
+        closed = world.run is not None and world.run.phase is Phase.CLOSED
+        crash = (6.0 if closed else 1.5) if with_crash else 0.0
+        options += [(0.7, "pause authority"), (0.0 if closed else 0.3, "close"), (crash, "crash")]
     if chance.random() < 0.15:
         options.append((8.0, _weather(chance)))
     return chance.choices([command for _, command in options], [weight for weight, _ in options])[0]

@@ -52,6 +52,8 @@ class World:
         self.lines: list[str] = []
         self.talkative = talkative
         self.events: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+        self.octets: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.invariants = Invariants(self)
         self._mints = 0
@@ -69,6 +71,11 @@ class World:
     def run(self) -> Run | None:
         """What the authority knows, while there is one."""
         return self.coordinator.state.run if self.coordinator else None
+
+    @property
+    def awake_time(self) -> float:
+        """The time that the authority has lived through, the times when it was stopped left out."""
+        return self.time - (self.coordinator.stopped_s if self.coordinator else 0.0)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -175,6 +182,7 @@ class World:
     def send_to_authority(self, agent: Agent, message: Message) -> None:
         """A node sends; the bytes are those of production."""
         data, node_id, connection, life = codec.encode_message(message), agent.id, agent.connection, self.coordinator
+        self._count("to the authority", data)
 
         def arrive() -> None:
             if life is not None and life is self.coordinator and agent.name not in self.network.cut:
@@ -189,6 +197,7 @@ class World:
         if agent is None or not agent.alive or not agent.connected:
             return
         data, connection = codec.encode_message(said), agent.connection
+        self._count("to nodes", data)
 
         def arrive() -> None:
             if agent.id == node_id and agent.connected and agent.connection == connection:
@@ -196,6 +205,10 @@ class World:
 
         for delay in self.network.deliveries(agent.name, to_node=True):
             self.clockwork.after(delay, arrive)
+
+    def _count(self, way: str, data: bytes) -> None:
+        self.messages[way] += 1
+        self.octets[way] += len(data)
 
     def pong(self, node_id: str, connection: int) -> None:
         """The authority answers whatever a node sends, so that the node knows that it is there."""

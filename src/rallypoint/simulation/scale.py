@@ -1,0 +1,35 @@
+"""One round with very many nodes: what it costs, in time, messages and bytes a node."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from rallypoint.core.model import Bounds, Settings
+from rallypoint.core.node import State
+from rallypoint.simulation.world import World
+
+
+@dataclass
+class Figures:
+    """What a round cost."""
+
+    nodes: int
+    seconds: float
+    messages_a_node: float
+    octets_a_node: float
+
+
+def form(nodes: int) -> Figures:
+    """Let so many nodes come to a fresh authority, until each has its rank; all of it in production's code."""
+    world = World(0, Bounds(nodes, nodes), Settings(heartbeat_interval_s=60.0, heartbeat_timeout_s=300.0))
+    started = time.perf_counter()
+    for number in range(nodes):
+        world.start(f"node{number}")
+    world.advance(1.0)
+    seconds = time.perf_counter() - started
+    placed = [agent.view.world for agent in world.agents.values() if agent.view.state is State.HOLDS]
+    ranks = sorted(place.rank for place in placed if place is not None)
+    if ranks != list(range(nodes)):
+        raise AssertionError(f"{len(ranks)} of {nodes} nodes have a rank")
+    return Figures(nodes, seconds, sum(world.messages.values()) / nodes, sum(world.octets.values()) / nodes)
