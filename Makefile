@@ -37,12 +37,13 @@ check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/coverage report --skip-covered
 	$(BIN)/python -m pytest -n auto tests/project
 
-test: check ## all of check, then the whole suite but the soaks, with its time by folder
+test: check ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
+	$(BIN)/python -m rallypoint.simulation run --seeds 0:10000
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not soak"
 
 test-all: check ## all of test, with the soaks and a long simulation
-	$(BIN)/python -m pytest -n auto --dist loadgroup
 	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)

@@ -54,8 +54,7 @@ MUTANTS = [
     Mutant(
         "no fencing: an announcement of a lost world is let pass",
         "transition.py",
-        "return Step(change(run, round=max(run.round, seat.round)), tell(node.id, Fenced(seat.seal_id, why)), why)\n"
-        "    if world.seal_id",
+        "return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)\n    if world.seal_id",
         "return Step(run)\n    if world.seal_id",
     ),
     Mutant(

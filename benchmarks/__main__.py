@@ -1,0 +1,22 @@
+"""Run every benchmark, print the tables, and leave the plots in `build/bench/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import simulated
+
+OUTPUT = Path("build/bench")
+
+
+def main() -> None:
+    """Measure one after the other: two cores are no place for two benchmarks at once."""
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    simulated.run(console, OUTPUT)
+
+
+if __name__ == "__main__":
+    main()
