@@ -72,7 +72,9 @@ class Stage:
 
     def announce(self, node_id: str, standing: Standing, **said: Any) -> None:
         """A node says how it stands, by default in the world that the run knows it in."""
-        said.setdefault("seat", self.seat(node_id) if node_id in self.run.ranks else None)
+        known = self.run.world is not None and node_id in self.run.ranks
+        if "seat" not in said:
+            said["seat"] = self.seat(node_id) if known else None
         said.setdefault("incarnation", self.run.incarnation)
         said.setdefault("bounds", self.bounds)
         self.take(Announced(member(node_id), standing=standing, settings=self.settings, **said))

@@ -1,0 +1,216 @@
+"""Who is heard, and who is lost (rules 6, 10, 14)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.core import liveness
+from rallypoint.core.liveness import TICK_S, Liveness
+from rallypoint.core.model import Settings
+
+SETTINGS = Settings(reconnect_grace_s=0.15, heartbeat_timeout_s=5.0)
+
+
+class Watch:
+    """An authority's ear, with a clock that ticks as it should."""
+
+    def __init__(self) -> None:
+        self.life = Liveness()
+        self.now = 0.0
+        self.losses: dict[str, float] = {}
+        self.whys: dict[str, str] = {}
+
+    def hear(self, *node_ids: str, connection: int = 1) -> bool:
+        fresh = False
+        for node_id in node_ids:
+            self.life, fresh = liveness.heard(self.life, node_id, connection, SETTINGS, self.now)
+        return fresh
+
+    def end(self, *node_ids: str, connection: int = 1) -> None:
+        for node_id in node_ids:
+            self.life = liveness.ended(self.life, node_id, connection, SETTINGS, self.now)
+
+    def tick(self) -> None:
+        self.life, losses = liveness.tick(self.life, SETTINGS, self.now)
+        self.losses.update((loss.node_id, self.now) for loss in losses)
+        self.whys.update((loss.node_id, loss.why) for loss in losses)
+
+    def wait(self, seconds: float, *alive: str) -> None:
+        """Time passes, tick by tick and whenever somebody may be lost; those alive keep speaking."""
+        end = self.now + seconds
+        while self.now < end:
+            due = liveness.wake_at(self.life)
+            steps = [end, self.now + TICK_S] + ([due] if due is not None and due > self.now else [])
+            self.now = min(steps)
+            self.hear(*alive)
+            self.tick()
+
+
+def test_who_keeps_speaking_is_never_lost() -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.wait(60, "a", "b")
+    assert watch.losses == {}
+
+
+def test_silence_is_a_loss_after_the_heartbeat_timeout() -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.wait(3, "a", "b")
+    watch.wait(60, "b")
+    assert watch.losses == {"a": pytest.approx(8)}
+    assert watch.whys["a"] == "nothing was heard of it for 5.0 s"
+
+
+def test_a_connection_that_ends_is_a_loss_after_the_reconnect_grace() -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.wait(1, "a", "b")
+    watch.end("a")
+    watch.wait(10, "b")
+    assert watch.losses == {"a": pytest.approx(1.15)}
+    assert watch.whys["a"] == "its connection ended and did not come back within 0.15 s"
+
+
+def test_who_comes_back_within_the_grace_is_not_lost() -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.end("a")
+    watch.wait(0.1, "b")
+    assert watch.hear("a", connection=2)
+    watch.wait(20, "b")
+    assert watch.losses == {"a": pytest.approx(5.1)}
+
+
+def test_the_end_of_an_older_connection_means_nothing() -> None:
+    watch = Watch()
+    watch.hear("a", connection=1)
+    watch.hear("a", "b", connection=2)
+    watch.end("a", connection=1)
+    watch.wait(4)
+    assert watch.losses == {}
+
+
+def test_who_speaks_on_an_older_connection_is_not_heard() -> None:
+    watch = Watch()
+    assert watch.hear("a", connection=2)
+    assert not watch.hear("a", connection=1)
+    assert watch.hear("a", connection=2)
+
+
+def test_a_connection_ends_once_and_only_of_a_node_that_is_known() -> None:
+    watch = Watch()
+    watch.end("stranger")
+    watch.hear("a", "b")
+    watch.end("a")
+    watch.wait(0.1)
+    watch.end("a")
+    watch.wait(0.1)
+    assert watch.losses == {"a": pytest.approx(0.15)}
+
+
+# Most at once ---------------------------------------------------------------------------------------------------------
+
+
+def test_when_most_go_silent_at_once_they_get_the_longer_time() -> None:
+    watch = Watch()
+    watch.hear("a", "b", "c", "d")
+    watch.end("a", "b", "c")
+    watch.wait(2, "d")
+    assert watch.losses == {}
+    watch.hear("a", "b", connection=2)
+    watch.wait(4, "a", "b", "d")
+    assert set(watch.losses) == {"c"}
+
+
+def test_most_that_never_come_back_are_lost_after_the_longer_time() -> None:
+    watch = Watch()
+    watch.hear("a", "b", "c")
+    watch.end("a", "b")
+    watch.wait(20, "c")
+    assert watch.losses == {"a": pytest.approx(5), "b": pytest.approx(5)}
+
+
+def test_half_of_a_run_is_not_most_of_it() -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.end("a")
+    watch.wait(1, "b")
+    assert watch.losses == {"a": pytest.approx(0.15)}
+
+
+def test_a_lone_node_gets_no_longer_time() -> None:
+    watch = Watch()
+    watch.hear("a")
+    watch.end("a")
+    watch.wait(1)
+    assert watch.losses == {"a": pytest.approx(0.15)}
+
+
+# Stalls ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["tick", "message"])
+def test_a_stall_of_10_s_loses_nobody_and_gives_nobody_more_time(first: str) -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.wait(3, "a")
+    watch.now += 10
+    if first == "message":
+        watch.hear("a")
+        watch.hear("a")
+    watch.tick()
+    assert watch.losses == {}
+    watch.wait(10, "a")
+    # Of its 5 s it had used 3, and the stall counts as one tick at most.
+    assert watch.losses == {"b": pytest.approx(13 + 2 - TICK_S)}
+
+
+def test_an_end_noticed_after_a_stall_still_has_its_grace() -> None:
+    watch = Watch()
+    watch.hear("a", "b", "c")
+    watch.now += 10
+    watch.end("a")
+    watch.tick()
+    assert watch.losses == {}
+    watch.wait(0.2, "b", "c")
+    assert watch.losses == {"a": pytest.approx(10.15)}
+
+
+# Expected and forgotten -----------------------------------------------------------------------------------------------
+
+
+def test_nodes_of_a_record_have_their_allowance_to_speak_up() -> None:
+    watch = Watch()
+    watch.life = liveness.expect(watch.life, ["a", "b"], 7.0, watch.now)
+    watch.wait(1)
+    assert watch.hear("a")
+    watch.wait(20)
+    assert watch.losses["b"] == 7
+    assert 6 <= watch.losses["a"] <= 7
+
+
+def test_who_left_for_good_is_not_lost() -> None:
+    watch = Watch()
+    watch.hear("a", "b")
+    watch.life = liveness.forget(watch.life, "a")
+    watch.life = liveness.forget(watch.life, "nobody")
+    watch.wait(20, "b")
+    assert watch.losses == {}
+
+
+def test_who_ended_and_then_left_does_not_count_among_the_silent() -> None:
+    watch = Watch()
+    watch.hear("a", "b", "c", "d")
+    watch.end("a", "b")
+    watch.life = liveness.forget(watch.life, "a")
+    watch.life = liveness.forget(watch.life, "d")
+    watch.wait(1, "c")
+    assert watch.losses == {"b": pytest.approx(0.15)}
+
+
+def test_nobody_is_due_where_nobody_was_heard() -> None:
+    watch = Watch()
+    assert liveness.wake_at(watch.life) is None
+    watch.hear("a")
+    assert liveness.wake_at(watch.life) == 5.0
