@@ -39,7 +39,9 @@ VERBS = (
     "forget",
     "restore",
 )
-WAITS_S = (0.0, 0.4, 1.0, 7.0, 31.0, 61.0, 700.0)
+# Fractions of powers of two: adding and subtracting them is exact, so that times can be compared.
+MOMENT_S = 1 / 64
+WAITS_S = (0.0, 0.5, 1.0, 7.0, 31.0, 61.0, 700.0)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ class History:
     def obey(self, order: Order) -> None:
         """Let it happen."""
         who, view = order.who, self.views.get(order.who)
-        self.now += order.wait_s if order.verb == "wait" else 0.01
+        self.now += order.wait_s if order.verb == "wait" else MOMENT_S
         if order.verb == "wait":
             self._take(TimePassed(), order.deaf)
         elif order.verb == "forget":
