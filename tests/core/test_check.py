@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rallypoint.core.changes import change
 from rallypoint.core.check import complaints
 from rallypoint.core.model import Claim, Waiter
@@ -28,6 +30,13 @@ def test_claims_belong_to_recovery() -> None:
     assert list(complaints(change(sealed(2).run, claims=Table.build([(0, claim)])))) == [
         "claims belong to recovery, not to sealed"
     ]
+
+
+def test_a_world_has_members() -> None:
+    run = sealed(2).run
+    assert run.world is not None
+    empty = change(run, world=msgspec.structs.replace(run.world, members=()))
+    assert list(complaints(empty)) == ["the world has no members"]
 
 
 def test_ranks_are_those_of_the_world() -> None:
