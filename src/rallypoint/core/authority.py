@@ -11,7 +11,7 @@ import msgspec
 
 from rallypoint.core import liveness, recovery, transition
 from rallypoint.core.changes import Step
-from rallypoint.core.events import Announced, Joined, Left, Lost, Message
+from rallypoint.core.events import Announced, Event, Joined, Left, Lost, Message
 from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Phase, Run, Settings
 from rallypoint.core.notices import Said, Sealed, spell_out
@@ -70,6 +70,20 @@ def receive(
     return _done(Authority(authority.run, life), transition.step(authority.run, message, now, mint, policies))
 
 
+def heard(authority: Authority, sender: str, connection: int, now: float) -> Authority:
+    """A node said that nothing has changed."""
+    life, _ = liveness.heard(authority.life, sender, connection, authority.run.settings, now)
+    return Authority(authority.run, life)
+
+
+def apply(
+    authority: Authority, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES
+) -> Output:
+    """Something that no node said: an administrator's word."""
+    life = liveness.forget(authority.life, event.node_id) if isinstance(event, Lost) else authority.life
+    return _done(Authority(authority.run, life), transition.step(authority.run, event, now, mint, policies))
+
+
 def connection_ended(authority: Authority, node_id: str, connection: int, now: float) -> Output:
     """A connection of a node is gone; whether the node is, `tick` will tell."""
     life = liveness.ended(authority.life, node_id, connection, authority.run.settings, now)
@@ -83,10 +97,12 @@ def tick(authority: Authority, now: float, mint: str, policies: Mapping[str, Ran
     return _done(Authority(authority.run, life), step, losses)
 
 
-def wake_at(authority: Authority, now: float) -> float:
-    """When `tick` is due next; never at this very moment, so that rounding cannot make a shell spin."""
-    due = (now + liveness.TICK_S, transition.wake_at(authority.run, now), liveness.wake_at(authority.life))
-    return max(now + 0.001, min(moment for moment in due if moment is not None))
+def wake_at(authority: Authority, now: float) -> float | None:
+    """When `tick` is due next after `now`; None where only a message can change anything."""
+    due = (transition.wake_at(authority.run, now), liveness.wake_at(authority.life))
+    soonest = min((moment for moment in due if moment is not None), default=None)
+    # Never at this very moment, so that rounding cannot make a shell spin.
+    return None if soonest is None else max(soonest, now + 0.001)
 
 
 def is_idle(authority: Authority) -> bool:

@@ -2,7 +2,7 @@
 
 A node is lost when nothing was heard of it for `heartbeat_timeout_s`, or when its connection ended and it did not come
 back within `reconnect_grace_s`.  When most of a run goes silent at once, the network is the likelier culprit: they get
-the longer time.  While the authority itself was stalled no time passes here: it could not have heard anybody.
+the longer time.  The time is that of `clock.AwakeClock`, which stands still while the authority is stalled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from rallypoint.core.events import Lost
 from rallypoint.core.model import Settings
 from rallypoint.core.table import Table
 
-TICK_S = 0.25
-"""How often a shell calls `tick` at least; a longer gap is a stall."""
-
 
 class Sign(msgspec.Struct, frozen=True):
     """The last sign of life of a node: on which connection, when, and whether that connection has ended since."""
@@ -29,32 +26,28 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """Who has been heard.  Times in it are on a clock of its own, which stands still while the authority is stalled."""
+    """Who has been heard, and when to look at whom again."""
 
     signs: Table[str, Sign] = Table()
     due: Table[tuple[float, str], None] = Table()
     silent: int = 0
-    awake: float | None = None
-    stalled_s: float = 0.0
 
 
 def expect(life: Liveness, node_ids: Iterable[str], allowance: float, now: float) -> Liveness:
     """Nodes that a record names: they have `allowance` seconds to speak up."""
-    life, clock = _look_up(life, now)
     for node_id in node_ids:
-        life = _note(life, node_id, Sign(0, clock, None, allowance), clock + allowance)
+        life = _note(life, node_id, Sign(0, now, None, allowance), now + allowance)
     return life
 
 
 def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> tuple[Liveness, bool]:
     """A node spoke on a connection; False where that connection is older than one it has used since."""
-    life, clock = _look_up(life, now)
     known = life.signs.get(node_id)
     if known is not None and connection < known.connection:
         return life, False
-    sign = Sign(connection, clock)
+    sign = Sign(connection, now)
     if known is None:
-        return _note(life, node_id, sign, clock + settings.heartbeat_timeout_s), True
+        return _note(life, node_id, sign, now + settings.heartbeat_timeout_s), True
     back = known.ended is not None
     # The entry in `due` stays where it is and is judged when it comes up: a heartbeat costs one small change.
     return msgspec.structs.replace(life, signs=life.signs.set(node_id, sign), silent=life.silent - back), True
@@ -62,12 +55,11 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
 
 def ended(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> Liveness:
     """A connection ended.  The end of an older connection than the newest means nothing (rule 14)."""
-    life, clock = _look_up(life, now)
     known = life.signs.get(node_id)
     if known is None or connection != known.connection or known.ended is not None:
         return life
-    gone = msgspec.structs.replace(known, ended=clock)
-    noted = _note(life, node_id, gone, clock + settings.reconnect_grace_s)
+    gone = msgspec.structs.replace(known, ended=now)
+    noted = _note(life, node_id, gone, now + settings.reconnect_grace_s)
     return msgspec.structs.replace(noted, silent=noted.silent + 1)
 
 
@@ -81,17 +73,16 @@ def forget(life: Liveness, node_id: str) -> Liveness:
 
 
 def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tuple[Lost, ...]]:
-    """Time passed: who is lost now?  Call it every `TICK_S`, and it will know a stall when it sees one."""
-    life, clock = _look_up(life, now)
+    """Time passed: who is lost now?"""
     losses: list[Lost] = []
-    while (first := life.due.first()) is not None and first[0] <= clock:
+    while (first := life.due.first()) is not None and first[0] <= now:
         life = msgspec.structs.replace(life, due=life.due.without(first))
         node_id = first[1]
         sign = life.signs.get(node_id)
         if sign is None:
             continue
         deadline, why = _deadline(life, sign, settings)
-        if deadline > clock:
+        if deadline > now:
             life = msgspec.structs.replace(life, due=life.due.set((deadline, node_id), None))
             continue
         life = forget(life, node_id)
@@ -100,16 +91,9 @@ def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tupl
 
 
 def wake_at(life: Liveness) -> float | None:
-    """When somebody may be lost; `tick` is due then at the latest."""
+    """When somebody may be lost; `tick` is due then."""
     first = life.due.first()
-    return None if first is None else first[0] + life.stalled_s
-
-
-def _look_up(life: Liveness, now: float) -> tuple[Liveness, float]:
-    """The time on this clock; a gap since the last look is a stall, and does not count."""
-    gap = 0.0 if life.awake is None else now - life.awake
-    stalled_s = life.stalled_s + (gap - TICK_S if gap > 2 * TICK_S else 0.0)
-    return msgspec.structs.replace(life, awake=now, stalled_s=stalled_s), now - stalled_s
+    return None if first is None else first[0]
 
 
 def _deadline(life: Liveness, sign: Sign, settings: Settings) -> tuple[float, str]:

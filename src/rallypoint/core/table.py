@@ -153,6 +153,8 @@ def _put(node: _Node, key: Any, value: Any) -> tuple[list[_Node], bool]:
         return _Node(True, keys, (*node.items[:i], value, *node.items[i + known :])).split(), not known
     i = max(bisect_right(node.keys, key) - 1, 0)
     parts, grew = _put(node.items[i], key, value)
+    if len(parts) == 1 and parts[0].keys[0] == node.keys[i]:
+        return [_Node(False, node.keys, (*node.items[:i], parts[0], *node.items[i + 1 :]))], grew
     return node.splice(i, i + 1, parts).split(), grew
 
 

@@ -1,15 +1,14 @@
-"""A virtual node process: the production node logic, and a user's agent that works, stops, rejoins and finishes."""
+"""A virtual node process: production's session, and a user's agent that works, stops, rejoins and finishes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rallypoint.core import node as core
-from rallypoint.core.events import Message
 from rallypoint.core.model import Reason
 from rallypoint.core.node import State, View
-from rallypoint.core.notices import Said
-from rallypoint.simulation.clockwork import Process
+from rallypoint.server.session import Session
+from rallypoint.simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
     from rallypoint.simulation.world import World
@@ -24,20 +23,23 @@ class Agent(Process):
         super().__init__(world.clockwork, offset, rate)
         self.world = world
         self.name = view.node.name
-        self.view = view
+        self.session = Session(world.run_id, view)
         self.stop_s = stop_s
         self.timeout_s = timeout_s
-        self.connection = 0
-        self.connected = False
+        self.line = 0
         self.stopping = False
-        self.heard_at = self.now
         self.lives = 0
 
     def begin(self) -> None:
-        """The process starts: connect, join, and beat from then on."""
-        self._connect()
+        """The process starts: join, connect, and beat from then on."""
         self.join()
+        self._connect()
         self.later(self.world.settings.heartbeat_interval_s, self._beat)
+
+    @property
+    def view(self) -> View:
+        """What the node knows."""
+        return self.session.view
 
     @property
     def id(self) -> str:
@@ -49,22 +51,22 @@ class Agent(Process):
     def join(self) -> None:
         """Call next_rendezvous()."""
         self.stopping = False
-        if self.view.state is State.FENCED:
-            self.lives += 1
-            self._become(core.reborn(self.view, self.world.identity(self.view.node, self.lives)))
-            self.connection = 0
-            self._connect()
         if self.view.state in (State.CLOSED, State.REFUSED, State.FINISHED):
             return
-        view, message = core.join(self.view, self.now, self.timeout_s)
-        self._become(view)
-        self._send(message)
+        if self.view.state is State.FENCED:
+            self.lives += 1
+            self.world.close_line(self.line, self.world.network.delay())
+            self._do(lambda: self.session.reborn(self.world.identity(self.view.node, self.lives)))
+            self.join()
+            self._connect()
+            return
+        self._do(lambda: self._send(self.session.join(self.now, self.timeout_s)))
         self.later(self.timeout_s, self._check_deadline)
 
     def resend_join(self) -> None:
         """A join sent twice."""
         if self.view.state is State.WAITING:
-            self._send(core.join(self.view, self.now, self.timeout_s)[1])
+            self._do(lambda: self._send(self.session.join(self.now, self.timeout_s)))
 
     def fail_workers(self) -> None:
         """The workers crash, and the agent rejoins although nobody told it to."""
@@ -76,10 +78,8 @@ class Agent(Process):
         if self.view.state is State.CLOSED:
             self._exit()
             return
-        view, message = core.leave(self.view, reason)
-        self._become(view)
-        self._send(message)
-        if view.state is State.FINISHED:
+        self._do(lambda: self._send(self.session.leave(reason)))
+        if self.view.state is State.FINISHED:
             # The process stays for a moment, as the host of a store would, so that a lost message is said again.
             self.later(3 * self.world.settings.heartbeat_interval_s, self._exit)
         else:
@@ -112,61 +112,44 @@ class Agent(Process):
 
     # What its connection does -------------------------------------------------------------------------------------
 
-    def hear(self, said: Said) -> None:
-        """The authority said something."""
-        self.heard_at = self.now
-        self._become(core.hear(self.view, said))
-        self._react()
+    def receive(self, line: int, data: bytes) -> None:
+        """Bytes arrived."""
+        if line == self.line and self.session.connected:
+            self._do(lambda: self.session.received(data, self.now))
+            self._react()
 
-    def pong(self, connection: int) -> None:
-        """The authority answered a beat."""
-        if connection == self.connection:
-            self.heard_at = self.now
-
-    def connection_lost(self, connection: int) -> None:
+    def connection_lost(self, line: int) -> None:
         """The connection to the authority ended."""
-        if connection != self.connection or not self.connected:
-            return
-        self.connected = False
-        self._become(core.disconnected(self.view, self.now))
-        self._retry()
+        if line == self.line and self.session.connected:
+            self._do(lambda: self.session.ended(self.now))
+            self._retry()
 
     def _connect(self) -> None:
         if not self.world.reachable(self):
-            self.connected = False
-            self._become(core.disconnected(self.view, self.now))
+            self._do(lambda: self.session.ended(self.now))
             self._retry()
             return
-        self.connection += 1
-        self.connected = True
-        self.heard_at = self.now
-        self._become(core.connected(self.view))
-        self._announce()
-        self._react()
+        self.line = self.world.open_line(self)
+        self._do(lambda: self._send(self.session.opening(self.now)))
 
     def _retry(self) -> None:
         backoff = self.world.chance.uniform(0.05, self.world.settings.reconnect_backoff_s)
-        self.later(backoff, lambda: None if self.connected else self._connect())
+        self.later(backoff, lambda: None if self.session.connected else self._connect())
 
     def _beat(self) -> None:
         self.later(self.world.settings.heartbeat_interval_s, self._beat)
-        self._become(core.passed(self.view, self.now))
-        if self.connected and self.now - self.heard_at > self.world.settings.heartbeat_timeout_s:
-            self.connection_lost(self.connection)
-        elif self.connected:
-            self._announce()
+        if self.session.is_stale(self.now):
+            self.connection_lost(self.line)
+        self._do(lambda: self._send(self.session.beat(self.now)))
         self._react()
 
-    def _announce(self) -> None:
-        message = core.announce(self.view)
-        if message is not None:
-            self._send(message)
+    def _send(self, data: bytes) -> None:
+        if data:
+            self.world.send_to_authority(self, data)
 
-    def _send(self, message: Message) -> None:
-        if self.connected:
-            self.world.send_to_authority(self, message)
-
-    def _become(self, view: View) -> None:
-        before, self.view = self.view, view
-        if view is not before:
+    def _do(self, action: Action) -> None:
+        """Let the session do something, and let the world see what it changed."""
+        before = self.view
+        action()
+        if self.view is not before:
             self.world.agent_changed(self, before)

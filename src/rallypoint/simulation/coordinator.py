@@ -1,4 +1,4 @@
-"""The virtual authority process: it hosts one run of the production core, crashes, stalls and comes back."""
+"""The virtual authority process: production's coordinator on a virtual clock; it crashes, stalls and comes back."""
 
 from __future__ import annotations
 
@@ -6,52 +6,69 @@ from typing import TYPE_CHECKING
 
 from rallypoint.core import authority as host
 from rallypoint.core import codec
-from rallypoint.core.events import Message
+from rallypoint.core.model import Run
+from rallypoint.server.coordinator import Coordinator, Effects
 from rallypoint.simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
     from rallypoint.simulation.world import World
 
 
-class Coordinator(Process):
+class Authority(Process):
     """One life of the authority; a restart makes another, on another clock."""
 
     def __init__(self, world: World, offset: float, record: bytes | None) -> None:
         super().__init__(world.clockwork, offset)
         self.world = world
         self.started_at = self.now
-        if record is None:
-            self.state = host.open_run(world.run_id, self.now, self.now, world.settings.hold_s)
-        else:
-            self.state = host.restore(codec.decode_run(record, self.now), self.now)
         self._alarm: float | None = None
-
-    def receive(self, node_id: str, connection: int, message: Message) -> None:
-        """A message arrived."""
-        self.world.arrived[node_id, connection] = self.world.awake_time
-        self._done(
-            host.receive(self.state, node_id, connection, message, self.now, self.world.mint(), self.world.policies),
-            message,
+        self.server = Coordinator(
+            monotonic=self.now,
+            mint=world.mint,
+            keeps_records=world.durable,
+            records=[] if record is None else [codec.decode_run(record, self.now)],
+            hold_s=world.settings.hold_s,
+            policies=world.policies,
         )
-        self.world.pong(node_id, connection)
 
-    def connection_ended(self, node_id: str, connection: int) -> None:
+    @property
+    def run(self) -> Run:
+        """What it knows of the world's run, or would start with if it does not know it."""
+        run_id = self.world.run_id
+        authority = self.server.runs.get(run_id)
+        if authority is None:
+            authority = host.open_run(run_id, self.started_at, self.now, self.world.settings.hold_s)
+        return authority.run
+
+    def open(self, line: int) -> None:
+        """A connection was made."""
+        self._done(self.run, self.server.opened(line, self.now), None)
+
+    def receive(self, line: int, data: bytes) -> None:
+        """Bytes arrived."""
+        before = self.run
+        effects = self.server.received(line, data, self.now)
+        self.world.arrived[line] = self.world.awake_time
+        self._done(before, effects, data)
+
+    def end(self, line: int) -> None:
         """The end of a connection arrived."""
-        self._done(host.connection_ended(self.state, node_id, connection, self.now), None)
+        self._done(self.run, self.server.ended(line, self.now), None)
 
     def tick(self) -> None:
         """Time passed."""
         self._alarm = None
-        self._done(host.tick(self.state, self.now, self.world.mint(), self.world.policies), None)
+        self._done(self.run, self.server.tick(self.now), None)
 
-    def _done(self, output: host.Output, message: Message | None) -> None:
-        before, self.state = self.state, output.authority
-        self.world.authority_acted(before.run, output, message)
-        if output.durable and self.world.durable:
-            self.world.record = codec.encode_run(self.state.run, self.now)
-        for node_id, said in output.sends:
-            self.world.send_to_node(node_id, said)
-        due = host.wake_at(self.state, self.now)
+    def _done(self, before: Run, effects: Effects, data: bytes | None) -> None:
+        for _, record in effects.records:
+            self.world.record = record
+        self.world.authority_acted(before, self.run, effects, data)
+        for line, sent in effects.sends:
+            self.world.send_to_node(line, sent)
+        for line, _ in effects.hang_ups:
+            self.world.hang_up(line)
+        due = self.server.wake_at(self.now)
         if self._alarm is None or due < self._alarm:
             self._alarm = due
             self.later(due - self.now, self._ring(due))

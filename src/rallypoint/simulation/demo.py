@@ -43,7 +43,7 @@ def show(pace: float) -> int:
         with Live(console=console, refresh_per_second=20) as live:
             for words, commands in SCRIPT:
                 if words:
-                    world.lines.append(f"[bold]{words}[/bold]")
+                    world.log.append(f"[bold]{words}[/bold]")
                 for command in commands:
                     _perform(world, command, pace, lambda: live.update(_picture(world)))
     else:
@@ -71,9 +71,9 @@ def _perform(world: World, command: str, pace: float, then: object) -> None:
 
 
 def _say(world: World, words: str = "") -> None:
-    for line in world.lines:
+    for line in world.log:
         print(line)
-    world.lines.clear()
+    world.log.clear()
     if words:
         print(f"\n{words}")
     sys.stdout.flush()
@@ -90,5 +90,5 @@ def _picture(world: World) -> Group:
         place = (str(world_now.round), f"{world_now.rank} of {world_now.size}") if world_now else ("", "")
         colour = COLOURS.get(view.state, "white") if agent.alive else "dim"
         table.add_row(name, Text(state, colour), *place, view.why if agent.alive else "")
-    recent = [Text.from_markup(line) if line.startswith("[") else Text(line) for line in world.lines[-LINES:]]
+    recent = [Text.from_markup(line) if line.startswith("[") else Text(line) for line in world.log[-LINES:]]
     return Group(table, Text(world.situation(), "bold"), Text(), *recent)

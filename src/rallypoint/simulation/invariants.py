@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rallypoint.core import authority as host
 from rallypoint.core.check import complaints
+from rallypoint.core.clock import LOOK_S
 from rallypoint.core.events import Announced, Joined, Left, Lost, Message, Standing
-from rallypoint.core.liveness import TICK_S
 from rallypoint.core.model import Phase, Reason, Role, Run, find_waiter
 from rallypoint.core.node import State, View
 
@@ -49,13 +48,14 @@ class Invariants:
         """Something happens to the nodes: a world need not survive the authority's restart any more."""
         self.protected = None
 
-    def authority_acted(self, before: Run, output: host.Output, message: Message | None) -> None:
+    def authority_acted(self, before: Run, run: Run, message: Message | None) -> None:
         """Judge one step of the authority."""
-        run = output.authority.run
         if isinstance(message, (Joined, Announced)) and message.seat is not None:
             self.round_floor = max(self.round_floor, message.seat.round if self._ours(message, run) else 0)
         if isinstance(message, Announced) and message.standing is Standing.CLOSED and message.incarnation:
             self._heard_closed(message, run)
+        if not run.incarnation and not run.round:
+            self.round_floor = 0  # nobody was left, and the run was forgotten
         if run is before:
             return
         if run.live <= FEW or run.phase is not before.phase:
@@ -204,14 +204,14 @@ class Invariants:
     def judge_loss(self, loss: Lost) -> None:
         """The authority gave a node up: one whose newest connection is up must have been silent for long."""
         world, agent = self.world, self.world.find(loss.node_id)
-        if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.connected:
+        if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.session.connected:
             return
         if agent.view.state in (State.IDLE, State.REFUSED, State.FENCED):
             return
-        heard_s = world.awake_time - world.arrived.get((loss.node_id, agent.connection), float("-inf"))
-        # A stall of less than two ticks is not told from an ordinary delay, and there may be two of them.
+        heard_s = world.awake_time - world.arrived.get(agent.line, float("-inf"))
+        # A stall of less than two looks is not told from an ordinary delay, and there may be two of them.
         self._require(
-            heard_s > world.settings.heartbeat_timeout_s - 4 * TICK_S,
+            heard_s > world.settings.heartbeat_timeout_s - 4 * LOOK_S,
             f"{agent.name} was given up although it was heard on its newest connection {heard_s:.2f} s ago: {loss.why}",
         )
 

@@ -87,9 +87,9 @@ def from_schedule(title: str, setup: Setup, commands: list[str]) -> Scenario:
 
 
 def _output(world: World, command: str) -> list[str]:
-    del world.lines[:]
+    del world.log[:]
     try:
         perform(world, command)
     except BrokenInvariantError as exc:
-        return [*world.lines, f"INVARIANT {exc}"]
-    return list(world.lines)
+        return [*world.log, f"INVARIANT {exc}"]
+    return list(world.log)

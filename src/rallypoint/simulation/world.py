@@ -5,21 +5,37 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
-from rallypoint.core import authority as host
-from rallypoint.core import codec, transition
-from rallypoint.core.events import Announced, CloseAsked, Message
+from rallypoint.core import transition
+from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Message
 from rallypoint.core.model import Bounds, Node, Role, Run, Settings
 from rallypoint.core.node import State, View
-from rallypoint.core.notices import Said
 from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.server import protocol
+from rallypoint.server.coordinator import Effects
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.clockwork import Action, Clockwork
-from rallypoint.simulation.coordinator import Coordinator
+from rallypoint.simulation.coordinator import Authority
 from rallypoint.simulation.invariants import Invariants
 from rallypoint.simulation.network import Network
+
+
+@dataclass
+class Line:
+    """One connection: between whom, and whether its first bytes have gone either way."""
+
+    number: int
+    agent: Agent | None
+    life: Authority
+    greeted: bool = False
+    ready: bool = False
+    early: list[bytes] = field(default_factory=list)
+    answered: bool = False
+    welcomed: bool = False
+    held: list[bytes] = field(default_factory=list)
 
 
 class World:
@@ -46,10 +62,11 @@ class World:
         self.network = Network(random.Random(seed + 1))
         self.agents: dict[str, Agent] = {}
         self.by_id: dict[str, Agent] = {}
-        self.arrived: dict[tuple[str, int], float] = {}
+        self.lines: dict[int, Line] = {}
+        self.arrived: dict[int, float] = {}
         self.processes: Counter[str] = Counter()
         self.record: bytes | None = None
-        self.lines: list[str] = []
+        self.log: list[str] = []
         self.talkative = talkative
         self.events: Counter[str] = Counter()
         self.messages: Counter[str] = Counter()
@@ -57,7 +74,7 @@ class World:
         self.faults: Counter[str] = Counter()
         self.invariants = Invariants(self)
         self._mints = 0
-        self.coordinator: Coordinator | None = None
+        self.coordinator: Authority | None = None
         self.start_authority()
 
     # Time and identity --------------------------------------------------------------------------------------------
@@ -70,7 +87,7 @@ class World:
     @property
     def run(self) -> Run | None:
         """What the authority knows, while there is one."""
-        return self.coordinator.state.run if self.coordinator else None
+        return self.coordinator.run if self.coordinator else None
 
     @property
     def awake_time(self) -> float:
@@ -126,31 +143,22 @@ class World:
     def end_process(self, agent: Agent, *, seen: bool) -> None:
         """A node's process ends; its connection's end is seen by the authority unless the whole machine went."""
         agent.alive = False
-        if seen and agent.connected:
-            self._end_connection(agent, self.network.delay())
+        if seen:
+            self.close_line(agent.line, self.network.delay())
         self.note(agent.name, "exits" if seen else "vanishes")
 
     def flap(self, agent: Agent, late_s: float) -> None:
         """A connection breaks and is made anew; the authority hears of the end of the old one late."""
-        connection = agent.connection
-        if agent.connected:
-            self._end_connection(agent, late_s)
-            agent.when_running(lambda: agent.connection_lost(connection))
-
-    def _end_connection(self, agent: Agent, delay_s: float) -> None:
-        life, node_id, connection = self.coordinator, agent.id, agent.connection
-
-        def arrive() -> None:
-            if life is not None and life is self.coordinator:
-                life.when_running(lambda: life.connection_ended(node_id, connection))
-
-        self.clockwork.after(delay_s, arrive)
+        line = agent.line
+        if agent.session.connected:
+            self.close_line(line, late_s)
+            agent.when_running(lambda: agent.connection_lost(line))
 
     def start_authority(self) -> None:
         """Start the authority; without a record it knows nothing."""
         assert self.coordinator is None, "the authority is running"
         self.invariants.authority_started()
-        self.coordinator = Coordinator(self, self.chance.uniform(0, 1e6), self.record)
+        self.coordinator = Authority(self, self.chance.uniform(0, 1e6), self.record)
         self.coordinator.tick()
 
     def crash_authority(self) -> None:
@@ -159,19 +167,17 @@ class World:
         self.coordinator.alive = False
         self.coordinator = None
         for agent in self.agents.values():
-            if agent.alive and agent.connected:
-                self.clockwork.after(self.network.delay(), self._lose_connection(agent))
-
-    @staticmethod
-    def _lose_connection(agent: Agent) -> Action:
-        connection = agent.connection
-        return lambda: agent.when_running(lambda: agent.connection_lost(connection))
+            if agent.alive and agent.session.connected:
+                self.hang_up(agent.line)
 
     def close(self, by: str) -> None:
-        """Somebody closes the run."""
-        if self.coordinator is not None:
-            life = self.coordinator
-            life.when_running(lambda: life.receive(by, 1, CloseAsked(by=by)))
+        """Somebody closes the run, as an administrator does."""
+        if self.coordinator is None:
+            return
+        line = self.open_line(None)
+        hello = protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION))
+        ask = protocol.AskClose(1, self.run_id, f"{by} closed it")
+        self._deliver(self.lines[line], hello + protocol.frame(ask))
 
     # Messages -----------------------------------------------------------------------------------------------------
 
@@ -179,43 +185,86 @@ class World:
         """Whether a new connection to the authority would be made now."""
         return self.coordinator is not None and agent.name not in self.network.cut
 
-    def send_to_authority(self, agent: Agent, message: Message) -> None:
+    def open_line(self, agent: Agent | None) -> int:
+        """A new connection to the authority."""
+        assert self.coordinator is not None, "who connects has seen that the authority is there"
+        line = Line(len(self.lines) + 1, agent, self.coordinator)
+        self.lines[line.number] = line
+        self.coordinator.when_running(lambda: line.life.open(line.number))
+        return line.number
+
+    def close_line(self, number: int, delay_s: float) -> None:
+        """A node's end of a connection closes; the authority hears of it so much later."""
+        line = self.lines.get(number)
+        if line is not None:
+            self.clockwork.after(delay_s, lambda: self._at_authority(line, lambda: line.life.end(number)))
+
+    def hang_up(self, number: int) -> None:
+        """The authority's end of a connection closes."""
+        agent = self.lines[number].agent
+        if agent is not None:
+            self.clockwork.after(
+                self.network.delay(), lambda: agent.when_running(lambda: agent.connection_lost(number))
+            )
+
+    def send_to_authority(self, agent: Agent, data: bytes) -> None:
         """A node sends; the bytes are those of production."""
-        data, node_id, connection, life = codec.encode_message(message), agent.id, agent.connection, self.coordinator
+        line = self.lines[agent.line]
         self._count("to the authority", data)
-
-        def arrive() -> None:
-            if life is not None and life is self.coordinator and agent.name not in self.network.cut:
-                life.when_running(lambda: life.receive(node_id, connection, codec.decode_message(data)))
-
-        for delay in self.network.deliveries(agent.name, to_node=False):
-            self.clockwork.after(delay, arrive)
-
-    def send_to_node(self, node_id: str, said: Said) -> None:
-        """The authority sends."""
-        agent = self.find(node_id)
-        if agent is None or not agent.alive or not agent.connected:
+        if not line.greeted:
+            # A connection is made and its first bytes arrive, or it is not made at all.
+            line.greeted = True
+            self.clockwork.after(self.network.delay(), lambda: self._greet(line, data))
             return
-        data, connection = codec.encode_message(said), agent.connection
+        for delay in self.network.deliveries(agent.name, to_node=False):
+            self.clockwork.after(delay, lambda: self._deliver(line, data))
+
+    def _greet(self, line: Line, data: bytes) -> None:
+        line.ready = True
+        for early in (data, *line.early):
+            self._deliver(line, early)
+
+    def _deliver(self, line: Line, data: bytes) -> None:
+        if line.agent is not None and line.agent.name in self.network.cut:
+            return
+        if line.agent is not None and not line.ready:
+            line.early.append(data)
+            return
+        self._at_authority(line, lambda: line.life.receive(line.number, data))
+
+    def _at_authority(self, line: Line, action: Action) -> None:
+        if line.life is self.coordinator:
+            line.life.when_running(action)
+
+    def send_to_node(self, number: int, data: bytes) -> None:
+        """The authority sends."""
+        line = self.lines[number]
+        agent = line.agent
+        if agent is None or not agent.alive:
+            return
         self._count("to nodes", data)
-
-        def arrive() -> None:
-            if agent.id == node_id and agent.connected and agent.connection == connection:
-                agent.when_running(lambda: agent.hear(codec.decode_notice(data)) if agent.id == node_id else None)
-
+        if not line.answered:
+            line.answered = True
+            self.clockwork.after(self.network.delay(), lambda: self._welcome(line, data))
+            return
         for delay in self.network.deliveries(agent.name, to_node=True):
-            self.clockwork.after(delay, arrive)
+            self.clockwork.after(delay, lambda: self._hand_over(line, data))
+
+    def _welcome(self, line: Line, data: bytes) -> None:
+        line.welcomed = True
+        for held in (data, *line.held):
+            self._hand_over(line, held)
+
+    def _hand_over(self, line: Line, data: bytes) -> None:
+        agent = line.agent
+        if not line.welcomed:
+            line.held.append(data)
+        elif agent is not None:
+            agent.when_running(lambda: agent.receive(line.number, data))
 
     def _count(self, way: str, data: bytes) -> None:
         self.messages[way] += 1
         self.octets[way] += len(data)
-
-    def pong(self, node_id: str, connection: int) -> None:
-        """The authority answers whatever a node sends, so that the node knows that it is there."""
-        agent = self.find(node_id)
-        if agent is not None and agent.alive:
-            for delay in self.network.deliveries(agent.name, to_node=True):
-                self.clockwork.after(delay, lambda: agent.when_running(lambda: agent.pong(connection)))
 
     def find(self, node_id: str) -> Agent | None:
         """The process that has, or once had, this identity."""
@@ -226,19 +275,21 @@ class World:
     def note(self, who: str, what: str) -> None:
         """A line of the log, in worlds that keep one."""
         if self.talkative:
-            self.lines.append(f"{self.time:8.3f} {who}: {what}")
+            self.log.append(f"{self.time:8.3f} {who}: {what}")
 
-    def authority_acted(self, before: Run, output: host.Output, message: Message | None) -> None:
+    def authority_acted(self, before: Run, after: Run, effects: Effects, data: bytes | None) -> None:
         """The authority took an input."""
+        message = _message(data) if data is not None else None
         if message is not None:
-            routine = isinstance(message, Announced) and output.authority.run is before
+            routine = isinstance(message, Announced) and after is before
             self.events["heartbeat" if routine else type(message).__name__] += 1
-        for loss in output.losses:
-            self.events["Lost"] += 1
-            self.invariants.judge_loss(loss)
-        if output.why:
-            self.note("authority", output.why)
-        self.invariants.authority_acted(before, output, message)
+        for happening in effects.happenings:
+            if happening.why:
+                self.note("authority", happening.why)
+            for loss in happening.losses:
+                self.events["Lost"] += 1
+                self.invariants.judge_loss(loss)
+        self.invariants.authority_acted(before, after, message)
 
     def agent_changed(self, agent: Agent, before: View) -> None:
         """A node's view changed."""
@@ -254,4 +305,12 @@ class World:
         """Where the run stands, in the words of the core."""
         if self.coordinator is None:
             return "the authority is away"
-        return transition.situation(self.coordinator.state.run, self.coordinator.now)
+        return transition.situation(self.coordinator.run, self.coordinator.now)
+
+
+def _message(data: bytes) -> Message | None:
+    """What a node said, for those who watch."""
+    reader = protocol.Reader()
+    opening = b"" if data.startswith(protocol.MAGIC) else protocol.MAGIC
+    said = [protocol.read(body, protocol.FROM_NODE) for body in reader.feed(opening + data)]
+    return next((m for m in said if isinstance(m, (Joined, Announced, Left, CloseAsked))), None)

@@ -1,0 +1,26 @@
+"""The authority's clock (rule 10): monotonic, its own, and standing still while the authority was stalled.
+
+A process that was stopped, swapped out or starved could not have heard anybody.  So time in which it did not look at
+its clock does not count, for losses or for anything else.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+LOOK_S = 0.25
+"""How often a hosting looks at its clock at least; a much longer gap is a stall."""
+
+
+class AwakeClock(msgspec.Struct, frozen=True):
+    """When the hosting last looked at its monotonic clock, and for how long it has been stalled in all."""
+
+    looked: float
+    stalled_s: float = 0.0
+
+
+def look(clock: AwakeClock, monotonic: float) -> tuple[AwakeClock, float]:
+    """Look at the clock: the clock as it is now, and the time on it."""
+    gap = monotonic - clock.looked
+    stalled_s = clock.stalled_s + (gap - LOOK_S if gap > 2 * LOOK_S else 0.0)
+    return AwakeClock(monotonic, stalled_s), monotonic - stalled_s

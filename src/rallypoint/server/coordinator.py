@@ -1,0 +1,352 @@
+"""The server's end of the protocol, sans-IO: many runs, many connections, one core.
+
+Bytes and the ends of connections go in with the time; what is to be sent, hung up, written down and told comes out as
+`Effects`.  The shell that brings sockets is `service`; the simulation brings virtual ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rallypoint.core import authority as host
+from rallypoint.core import codec
+from rallypoint.core.authority import Authority
+from rallypoint.core.clock import LOOK_S, AwakeClock, look
+from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message
+from rallypoint.core.model import Run
+from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.errors import RendezvousStateError
+from rallypoint.server import protocol, queries
+from rallypoint.server.limits import Limits
+
+DEFAULTS = Limits()
+
+
+@dataclass
+class Happening:
+    """Something worth recording: which run, why, and the state before and after."""
+
+    run_id: str
+    why: str
+    before: Run
+    after: Run
+    losses: tuple[Lost, ...] = ()
+
+
+@dataclass
+class Effects:
+    """What the shell is to do, in this order: write the records, send, hang up; and what happened, to be told."""
+
+    records: list[tuple[str, bytes]] = field(default_factory=list)
+    sends: list[tuple[int, bytes]] = field(default_factory=list)
+    hang_ups: list[tuple[int, str]] = field(default_factory=list)
+    happenings: list[Happening] = field(default_factory=list)
+
+
+@dataclass
+class _Caller:
+    """One connection: nobody until it has said hello."""
+
+    opened: float
+    reader: protocol.Reader
+    hello: protocol.Hello | None = None
+    said: bytes = b""
+    """The last announcement that needed no answer, and the run as it was then."""
+    known: Run | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        assert self.hello is not None, "only who said hello has a name"
+        return self.hello.run_id, self.hello.node_id
+
+
+class Coordinator:
+    """Everything a server knows.
+
+    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
+    whether it lists and administers runs for whoever connects without being a node.
+    """
+
+    def __init__(
+        self,
+        *,
+        monotonic: float,
+        mint: Callable[[], str],
+        name: str = "rallypoint",
+        only_run: str = "",
+        visitors: bool = True,
+        keeps_records: bool = False,
+        records: Iterable[Run] = (),
+        limits: Limits = DEFAULTS,
+        hold_s: float = host.HOLD_S,
+        policies: Mapping[str, RankPolicy] = POLICIES,
+    ) -> None:
+        self.name = name
+        self.only_run = only_run
+        self.visitors = visitors
+        self.keeps_records = keeps_records
+        self.limits = limits
+        self.hold_s = hold_s
+        self.policies = policies
+        self.runs: dict[str, Authority] = {}
+        self.messages: Counter[str] = Counter()
+        self._mint = mint
+        self._clock = AwakeClock(monotonic)
+        self._started = monotonic
+        self._callers: dict[int, _Caller] = {}
+        self._silent: dict[int, float] = {}
+        self._lines: dict[tuple[str, str], int] = {}
+        self._wakes: list[tuple[float, str]] = []
+        self._wake: dict[str, float] = {}
+        for run in records:
+            self._keep(run.run_id, host.restore(run, monotonic), monotonic)
+
+    # What the shell calls -----------------------------------------------------------------------------------------
+
+    def opened(self, caller: int, monotonic: float) -> Effects:
+        """Somebody connected."""
+        now, effects = self._look(monotonic), Effects()
+        self._callers[caller] = _Caller(now, protocol.Reader(self.limits.frame))
+        self._silent[caller] = now
+        if len(self._callers) > self.limits.connections:
+            self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
+        elif len(self._silent) > self.limits.silent_connections:
+            self._turn_away(caller, f"{len(self._silent)} connections have not said who they are: try again", effects)
+        return effects
+
+    def received(self, caller: int, data: bytes, monotonic: float) -> Effects:
+        """Bytes arrived."""
+        now, effects = self._look(monotonic), Effects()
+        known = self._callers.get(caller)
+        if known is None:
+            return effects
+        try:
+            for body in known.reader.feed(data):
+                self.messages["received"] += 1
+                self._take(caller, known, body, now, effects)
+                if caller not in self._callers:
+                    break
+        except RendezvousStateError as exc:
+            self._turn_away(caller, str(exc), effects, final=True)
+        return effects
+
+    def ended(self, caller: int, monotonic: float) -> Effects:
+        """A connection is gone."""
+        now, effects = self._look(monotonic), Effects()
+        self._forget(caller, now, effects)
+        return effects
+
+    def tick(self, monotonic: float) -> Effects:
+        """Time passed; due when `wake_at` says so."""
+        now, effects = self._look(monotonic), Effects()
+        while self._wakes and self._wakes[0][0] <= now:
+            moment, run_id = heapq.heappop(self._wakes)
+            if self._wake.get(run_id) == moment:
+                del self._wake[run_id]
+                self._done(run_id, host.tick(self.runs[run_id], now, self._mint(), self.policies), now, effects)
+        late = [c for c, since in self._silent.items() if now - since > self.limits.hello_s]
+        for caller in late:
+            self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
+        return effects
+
+    def wake_at(self, monotonic: float) -> float:
+        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause."""
+        latest = monotonic + LOOK_S
+        return min(latest, self._wakes[0][0] + self._clock.stalled_s) if self._wakes else latest
+
+    # What callers say ---------------------------------------------------------------------------------------------
+
+    def _take(self, caller: int, known: _Caller, body: bytes, now: float, effects: Effects) -> None:
+        if known.said == body and self._is_known(known):
+            # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
+            self._beat(caller, known, now, effects)
+            return
+        message = protocol.read(body, protocol.FROM_NODE)
+        if isinstance(message, protocol.Hello):
+            self._welcome(caller, known, message, effects)
+        elif known.hello is None:
+            self._turn_away(caller, "a connection opens with a hello", effects, final=True)
+        elif isinstance(message, (Joined, Announced, Left, CloseAsked)):
+            sent = len(effects.sends)
+            self._node_said(caller, known, message, now, effects)
+            authority = self.runs.get(known.key[0])
+            if authority is not None and all(data is _PONG for _, data in effects.sends[sent:]):
+                known.said, known.known = body, authority.run
+        else:
+            self._asked(caller, known, message, now, effects)
+
+    def _is_known(self, known: _Caller) -> bool:
+        authority = self.runs.get(known.key[0]) if known.hello is not None else None
+        return authority is not None and authority.run is known.known
+
+    def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
+        refusal = self._refusal(known, hello)
+        if refusal:
+            self._turn_away(caller, refusal, effects, final=True)
+            return
+        known.hello = hello
+        self._silent.pop(caller, None)
+        if hello.node_id:
+            other = self._lines.get(known.key)
+            if other is not None and not self._replaces(other, hello):
+                self._turn_away(caller, "the node has a newer connection", effects)
+                return
+            if other is not None:
+                self._callers.pop(other, None)
+                effects.hang_ups.append((other, "the node has a newer connection"))
+            self._lines[known.key] = caller
+        welcome = protocol.Welcome(protocol.VERSION, self.name)
+        self._send(caller, protocol.MAGIC + protocol.frame(welcome), effects)
+
+    def _replaces(self, other: int, hello: protocol.Hello) -> bool:
+        """The newest connection of a node wins, in whatever order they arrive (rule 14)."""
+        known = self._callers[other].hello
+        return known is None or hello.connection > known.connection
+
+    def _refusal(self, known: _Caller, hello: protocol.Hello) -> str:
+        """Why a caller cannot be let in; empty if it can."""
+        if known.hello is not None:
+            return "hello is said once"
+        if hello.protocol != protocol.VERSION:
+            return (
+                f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
+                f"run the same release of Rallypoint on both"
+            )
+        if bool(hello.run_id) != bool(hello.node_id):
+            return "a node names its run and itself"
+        if not hello.node_id and not self.visitors:
+            return "this server is part of a job: it offers no listing and no administration"
+        if self.only_run and hello.run_id and hello.run_id != self.only_run:
+            return (
+                f"this server is part of the job {self.only_run!r} and serves no other run; for {hello.run_id!r} start "
+                f"`rallypoint serve`, or use another port"
+            )
+        if hello.run_id and hello.run_id not in self.runs and len(self.runs) >= self.limits.runs:
+            return f"the server has {len(self.runs)} runs, as many as it takes: try again when some have ended"
+        run = self.runs.get(hello.run_id)
+        if run is not None and len(run.life.signs) >= self.limits.nodes_a_run:
+            return f"run {hello.run_id!r} has {len(run.life.signs)} nodes, as many as the server takes"
+        return ""
+
+    def _beat(self, caller: int, known: _Caller, now: float, effects: Effects) -> None:
+        run_id, node_id = known.key
+        assert known.hello is not None, "only who said hello can say the same again"
+        self.runs[run_id] = host.heard(self.runs[run_id], node_id, known.hello.connection, now)
+        self._send(caller, _PONG, effects)
+
+    def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:
+        run_id, node_id = known.key
+        speaks_for = _speaker(message)
+        if not node_id or speaks_for != node_id:
+            self._turn_away(caller, f"{node_id or 'a visitor'} cannot speak for {speaks_for}", effects, final=True)
+            return
+        authority = self.runs.get(run_id)
+        if authority is None:
+            authority = self.runs[run_id] = host.open_run(run_id, self._started, now, self.hold_s)
+        assert known.hello is not None, "checked by the caller"
+        output = host.receive(authority, node_id, known.hello.connection, message, now, self._mint(), self.policies)
+        self._done(run_id, output, now, effects)
+        if isinstance(message, Announced):
+            self._send(caller, _PONG, effects)
+
+    def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
+        if isinstance(ask, protocol.AskPeers):
+            authority = self.runs.get(known.key[0])
+            answer: protocol.Answer = queries.peers(ask, authority.run if authority else None)
+        elif known.key[1]:
+            answer = protocol.Done(ask.number, False, "a node does not administer its run")
+        elif isinstance(ask, protocol.AskRuns):
+            answer = queries.runs(ask, self.runs, now)
+        elif isinstance(ask, protocol.AskStatus):
+            answer = queries.status(ask, self.runs.get(ask.run_id), now, self.messages)
+        else:
+            answer = self._administer(ask, now, effects)
+        self._send(caller, protocol.frame(answer), effects)
+
+    def _administer(self, ask: protocol.AskClose | protocol.AskEvict, now: float, effects: Effects) -> protocol.Done:
+        authority = self.runs.get(ask.run_id)
+        if authority is None:
+            return protocol.Done(ask.number, False, f"there is no run {ask.run_id!r}")
+        if isinstance(ask, protocol.AskClose):
+            event: CloseAsked | Lost = CloseAsked(by="an administrator", why=ask.why or "an administrator closed it")
+        else:
+            node_id = queries.find(authority.run, ask.node)
+            if node_id is None:
+                return protocol.Done(ask.number, False, f"there is no node {ask.node!r} in run {ask.run_id!r}")
+            event = Lost(node_id, "an administrator evicted it")
+        self._done(ask.run_id, host.apply(authority, event, now, self._mint(), self.policies), now, effects)
+        return protocol.Done(ask.number, True)
+
+    # What becomes of it -------------------------------------------------------------------------------------------
+
+    def _done(self, run_id: str, output: host.Output, now: float, effects: Effects) -> None:
+        before = self.runs[run_id].run
+        self._keep(run_id, output.authority, now)
+        after = output.authority.run
+        if output.durable and self.keeps_records:
+            effects.records.append((run_id, codec.encode_run(after, now)))
+        if output.why or output.losses:
+            effects.happenings.append(Happening(run_id, output.why, before, after, output.losses))
+        encoded: dict[int, bytes] = {}
+        for node_id, said in output.sends:
+            caller = self._lines.get((run_id, node_id))
+            if caller is not None:
+                # One notice to many is the same object, and is encoded once.
+                data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
+                self._send(caller, data, effects)
+
+    def _keep(self, run_id: str, authority: Authority, now: float) -> None:
+        if host.is_idle(authority):
+            self.runs.pop(run_id, None)
+            self._wake.pop(run_id, None)
+            return
+        self.runs[run_id] = authority
+        self._plan(run_id, now)
+
+    def _plan(self, run_id: str, now: float) -> None:
+        due, planned = host.wake_at(self.runs[run_id], now), self._wake.get(run_id)
+        if due is not None and (planned is None or due < planned):
+            self._wake[run_id] = due
+            heapq.heappush(self._wakes, (due, run_id))
+
+    def _send(self, caller: int, data: bytes, effects: Effects) -> None:
+        self.messages["sent"] += 1
+        self.messages["bytes sent"] += len(data)
+        effects.sends.append((caller, data))
+
+    def _turn_away(self, caller: int, why: str, effects: Effects, *, final: bool = False) -> None:
+        known = self._callers.get(caller)
+        opening = protocol.MAGIC if known is not None and known.hello is None else b""
+        self._send(caller, opening + protocol.frame(protocol.Goodbye(why, final)), effects)
+        effects.hang_ups.append((caller, why))
+        self._forget(caller, self._look(self._clock.looked), effects)
+
+    def _forget(self, caller: int, now: float, effects: Effects) -> None:
+        self._silent.pop(caller, None)
+        known = self._callers.pop(caller, None)
+        if known is None or known.hello is None or not known.hello.node_id:
+            return
+        if self._lines.get(known.key) == caller:
+            del self._lines[known.key]
+        run_id, node_id = known.key
+        authority = self.runs.get(run_id)
+        if authority is not None:
+            output = host.connection_ended(authority, node_id, known.hello.connection, now)
+            self._done(run_id, output, now, effects)
+
+    def _look(self, monotonic: float) -> float:
+        self._clock, now = look(self._clock, monotonic)
+        return now
+
+
+_PONG = protocol.frame(protocol.Pong())
+
+
+def _speaker(message: Message) -> str:
+    """On whose behalf a message is."""
+    if isinstance(message, (Joined, Announced)):
+        return message.node.id
+    return message.node_id if isinstance(message, Left) else message.by

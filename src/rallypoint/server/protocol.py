@@ -1,0 +1,253 @@
+"""The wire protocol, sans-IO: frames of JSON with their length in front.
+
+A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  Then
+come the core's own messages in either direction (a heartbeat is a node's announcement, said again) and questions with
+numbered answers.  What is not understood ends that connection with a reason, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from rallypoint.core.events import Announced, CloseAsked, Joined, Left
+from rallypoint.core.model import Count, Name, Text, Token
+from rallypoint.core.notices import (
+    Broken,
+    Fenced,
+    KeepWaiting,
+    Placed,
+    Refused,
+    RunClosed,
+    StandBy,
+    WaitingCount,
+)
+from rallypoint.errors import RendezvousStateError
+
+VERSION = 1
+FRAME_LIMIT = 64 * 1024
+PAGE_SIZE = 256
+_LENGTH = 4
+MAGIC = b"RLYP"
+"""What every connection starts with, in both directions: it tells another protocol from ours at the first bytes."""
+
+T = TypeVar("T")
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
+    """Who connects.  A node names its run, its identity and which of its connections this is; a visitor names none.
+
+    `token` is the place of a proof of identity in a later version.
+    """
+
+    protocol: int
+    run_id: Token = ""
+    node_id: Token = ""
+    connection: Count = 0
+    capabilities: tuple[Name, ...] = ()
+    token: Token = ""
+
+
+class AskPeers(msgspec.Struct, frozen=True, tag="ask-peers"):
+    """Who is in the world with this seal id, from this rank on."""
+
+    number: Count
+    seal_id: Token
+    start: Count = 0
+
+
+class AskRuns(msgspec.Struct, frozen=True, tag="ask-runs"):
+    """Which runs there are."""
+
+    number: Count
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="ask-status"):
+    """Where a run stands."""
+
+    number: Count
+    run_id: Token
+
+
+class AskClose(msgspec.Struct, frozen=True, tag="ask-close"):
+    """Close a run for everybody."""
+
+    number: Count
+    run_id: Token
+    why: Text = ""
+
+
+class AskEvict(msgspec.Struct, frozen=True, tag="ask-evict"):
+    """Give a node up, by its name or id."""
+
+    number: Count
+    run_id: Token
+    node: Token
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
+    """The server takes the connection."""
+
+    protocol: int
+    server: Token
+    capabilities: tuple[Name, ...] = ()
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", omit_defaults=True):
+    """The server ends the connection.  `final` means that trying again is of no use."""
+
+    why: Text
+    final: bool = False
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """I heard you."""
+
+
+class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of a world, as its peers see it."""
+
+    rank: int
+    name: str
+    address: str = ""
+    topology: str = ""
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """A page of a roster."""
+
+    number: Count
+    total: Count
+    page: tuple[Peer, ...]
+
+
+class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One node in a status."""
+
+    name: str
+    id: str
+    standing: str
+    rank: int | None = None
+    address: str = ""
+
+
+class RunLine(msgspec.Struct, frozen=True):
+    """One run in a list."""
+
+    run_id: str
+    phase: str
+    round: int
+    nodes: int
+    situation: str
+
+
+class Status(msgspec.Struct, frozen=True, tag="status", omit_defaults=True):
+    """Where a run stands: at most a page of its nodes, and how many there are."""
+
+    number: Count
+    run: RunLine | None = None
+    bounds: str = ""
+    nodes: tuple[NodeLine, ...] = ()
+    messages: dict[str, int] = {}
+
+
+class Runs(msgspec.Struct, frozen=True, tag="runs"):
+    """All runs of a server, a page of them."""
+
+    number: Count
+    total: Count
+    runs: tuple[RunLine, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
+    """What was asked for was done, or was not, and why."""
+
+    number: Count
+    done: bool
+    why: Text = ""
+
+
+Ask = AskPeers | AskRuns | AskStatus | AskClose | AskEvict
+Answer = Peers | Runs | Status | Done
+FromNode = Hello | Joined | Announced | Left | CloseAsked | Ask
+FromServer = (
+    Welcome
+    | Goodbye
+    | Pong
+    | Placed
+    | Broken
+    | WaitingCount
+    | KeepWaiting
+    | StandBy
+    | Refused
+    | RunClosed
+    | Fenced
+    | Answer
+)
+
+_ENCODER = msgspec.json.Encoder()
+FROM_NODE: msgspec.json.Decoder[FromNode] = msgspec.json.Decoder(FromNode)
+FROM_SERVER: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
+
+
+def frame(message: Any) -> bytes:
+    """A message as it goes over the wire."""
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+class Reader:
+    """Cuts what arrives into frames.
+
+    Each side opens with `MAGIC`, so that a stranger is recognised before its first bytes are taken for a length.
+    """
+
+    def __init__(self, limit: int = FRAME_LIMIT) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._opened = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are complete with these bytes."""
+        buffer = self._buffer
+        buffer += data
+        if not self._opened:
+            if not MAGIC.startswith(bytes(buffer[: len(MAGIC)])):
+                raise RendezvousStateError(f"the other side does not speak Rallypoint's protocol: {what_is(buffer)}")
+            if len(buffer) < len(MAGIC):
+                return
+            del buffer[: len(MAGIC)]
+            self._opened = True
+        while len(buffer) >= _LENGTH:
+            length = int.from_bytes(buffer[:_LENGTH], "big")
+            if length > self._limit:
+                raise RendezvousStateError(f"a message of {length} bytes was announced, {self._limit} are allowed")
+            if len(buffer) < _LENGTH + length:
+                return
+            body = bytes(buffer[_LENGTH : _LENGTH + length])
+            del buffer[: _LENGTH + length]
+            yield body
+
+
+def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A frame as a message; anything wrong with it is a `RendezvousStateError` that says what."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
+        raise RendezvousStateError(f"a message cannot be read: {exc}") from exc
+
+
+def what_is(data: bytes | bytearray) -> str:
+    """What the first bytes of a stranger look like, in words."""
+    start = bytes(data[:8])
+    if start.startswith((b"HTTP/", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")):
+        return "it looks like HTTP"
+    if start.startswith(b"\x16\x03"):
+        return "it looks like TLS"
+    if start.startswith(b"\x00\xce\xf7\x85\x3c"):
+        return "it looks like a client of torch's TCPStore"
+    if start.startswith(b"SSH-"):
+        return "it looks like SSH"
+    return f"it starts with {start!r}"

@@ -1,0 +1,162 @@
+"""The server as it runs: asyncio sockets and a clock around `coordinator`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+
+from rallypoint.server.coordinator import Coordinator, Effects, Happening
+from rallypoint.server.limits import Limits
+from rallypoint.server.sockets import raise_file_limit
+from rallypoint.server.state import StateFile
+
+log = logging.getLogger("rallypoint.server")
+
+RESERVE = 128
+"""Open files that are kept for other purposes than connections."""
+
+
+def mint() -> str:
+    """Fresh randomness for the core."""
+    return secrets.token_hex(8)
+
+
+class Service:
+    """A server on one listening socket, on the loop it is started on."""
+
+    def __init__(
+        self,
+        *,
+        only_run: str = "",
+        visitors: bool = True,
+        state: StateFile | None = None,
+        limits: Limits | None = None,
+        tell: Callable[[Happening], None] | None = None,
+    ) -> None:
+        self._state = state
+        self._tell = tell
+        self._limits = limits or Limits(connections=raise_file_limit() - RESERVE)
+        self._lines: dict[int, _Line] = {}
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server | None = None
+        self.quiet = asyncio.Event()
+        now = time.monotonic()
+        self.coordinator = Coordinator(
+            monotonic=now,
+            mint=mint,
+            name=f"{socket.gethostname()}",
+            only_run=only_run,
+            visitors=visitors,
+            keeps_records=state is not None,
+            records=state.read(now) if state is not None else (),
+            limits=self._limits,
+        )
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serve whoever connects to this socket from now on."""
+        self._loop = asyncio.get_running_loop()
+        backlog = min(1024, self._limits.connections)
+        self._server = await self._loop.create_server(lambda: _Line(self), sock=listener, backlog=backlog)
+        self.perform(self.coordinator.tick(time.monotonic()))
+
+    async def stop(self) -> None:
+        """Close the listening socket and every connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for line in list(self._lines.values()):
+            line.transport.close()
+        if self._state is not None:
+            self._state.close()
+
+    @property
+    def connections(self) -> int:
+        """How many are connected."""
+        return len(self._lines)
+
+    def perform(self, effects: Effects) -> None:
+        """Do what the coordinator decided: write it down, send it, hang up, tell of it."""
+        if effects.records and self._state is not None:
+            self._state.append(effects.records)
+        for caller, data in effects.sends:
+            line = self._lines.get(caller)
+            if line is not None:
+                line.send(data, self._limits.unread)
+        for caller, why in effects.hang_ups:
+            line = self._lines.get(caller)
+            if line is not None:
+                log.info("hung up on %s: %s", line.peer, why)
+                line.transport.close()
+        for happening in effects.happenings:
+            if happening.why:
+                log.info("run %r: %s", happening.run_id, happening.why)
+            if self._tell is not None:
+                self._tell(happening)
+        self._plan()
+
+    def opened(self, line: _Line) -> int:
+        """A connection was made."""
+        self._numbers += 1
+        self._lines[self._numbers] = line
+        self.quiet.clear()
+        self.perform(self.coordinator.opened(self._numbers, time.monotonic()))
+        return self._numbers
+
+    def received(self, number: int, data: bytes) -> None:
+        """Bytes arrived."""
+        self.perform(self.coordinator.received(number, data, time.monotonic()))
+
+    def ended(self, number: int) -> None:
+        """A connection is gone."""
+        del self._lines[number]
+        self.perform(self.coordinator.ended(number, time.monotonic()))
+        if not self._lines:
+            self.quiet.set()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.perform(self.coordinator.tick(time.monotonic()))
+
+    def _plan(self) -> None:
+        due = self.coordinator.wake_at(time.monotonic())
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+
+class _Line(asyncio.Protocol):
+    """One connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._number = 0
+        self.peer = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.peer = str(transport.get_extra_info("peername"))
+        self._number = self._service.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._service.received(self._number, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._service.ended(self._number)
+
+    def send(self, data: bytes, limit: int) -> None:
+        """Send, unless the peer has stopped reading long ago."""
+        self.transport.write(data)
+        if self.transport.get_write_buffer_size() > limit:
+            log.warning("hung up on %s: it does not read what it is sent", self.peer)
+            self.transport.abort()
