@@ -1,0 +1,96 @@
+"""Which backends there are: ours, loaded when first used, and those of other packages, looked for when a name is new.
+
+Another package brings a backend by an entry point in the group `torchrun.handlers`, as it does for PyTorch: named like
+the backend, it points to a function without arguments that returns the creator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rallypoint.elastic.api import (
+    Offers,
+    RendezvousHandler,
+    RendezvousHandlerCreator,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["get_rendezvous_handler", "installed_handlers", "rendezvous_handler_registry"]
+
+log = logging.getLogger(__name__)
+
+PLUG_IN_GROUP = "torchrun.handlers"
+
+_OURS = {
+    "rallypoint": "rallypoint.elastic.rallypoint_handler:create_handler",
+}
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for the run that `params` describe, made by the backend that they name."""
+    return rendezvous_handler_registry.create_handler(params)
+
+
+class _LateCreator(msgspec.Struct, frozen=True):
+    """Creates handlers by "module:function", imported when the first one is wanted."""
+
+    target: str
+
+    def __call__(self, params: RendezvousParameters) -> RendezvousHandler:
+        module, _, function = self.target.partition(":")
+        creator: RendezvousHandlerCreator = getattr(importlib.import_module(module), function)
+        return creator(params)
+
+
+def installed_handlers() -> Offers:
+    """What other packages offer, by name; nothing of theirs is imported before it is asked for."""
+    from importlib import metadata  # slow to import, and seldom needed
+
+    try:
+        entries = metadata.entry_points(group=PLUG_IN_GROUP)
+    except Exception:
+        log.warning(
+            "Backends of other packages are left out: the list of what is installed cannot be read.", exc_info=True
+        )
+        return {}
+    offers: dict[str, Callable[[], RendezvousHandlerCreator]] = {}
+    for entry in entries:
+        # Of two packages that bring the same name, the one found first on the path counts, as for modules.
+        offers.setdefault(entry.name, _loader(entry))
+    return offers
+
+
+def _loader(entry: EntryPoint) -> Callable[[], RendezvousHandlerCreator]:
+    def load() -> RendezvousHandlerCreator:
+        try:
+            creator: RendezvousHandlerCreator = entry.load()()
+            if not callable(creator):
+                raise TypeError(f"{entry.value} returned {creator!r}, which cannot be called to create a handler")
+        except (Exception, SystemExit) as exc:
+            package = entry.dist.name if entry.dist else "unknown"
+            cause = f"{type(exc).__name__}: {exc}"
+            log.warning(
+                "The backend %r of the package %s (%s) failed to load and is left out. %s",
+                *(entry.name, package, entry.value, cause),
+                exc_info=True,
+            )
+            raise ValueError(
+                f"The backend {entry.name!r} is not registered: the package {package} brings it as {entry.value}, but "
+                f"loading that failed with {cause}. Repair, update or remove the package, or use another backend."
+            ) from exc
+        return creator
+
+    return load
+
+
+for _backend, _target in _OURS.items():
+    rendezvous_handler_registry.register(_backend, _LateCreator(_target))
