@@ -6,7 +6,7 @@ import pytest
 
 from rallypoint.core import transition
 from rallypoint.core.events import Lost, Seat
-from rallypoint.core.model import Bounds, Phase, Reason, Role
+from rallypoint.core.model import Bounds, Phase, Reason, Role, Run
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, Refused
 from tests.core.stage import Stage, sealed
 
@@ -159,3 +159,14 @@ def test_losses_of_one_moment_are_taken_together_so_that_no_dead_node_is_sealed_
     stage.settle(transition.time_passed(stage.run, losses, stage.now, stage.mint()))
     assert sorted(stage.ranked) == ["b", "c"]
     assert stage.world.round == 2
+
+
+def test_who_waits_is_told_the_last_round_of_this_incarnation() -> None:
+    stage = Stage(2, 3)
+    stage.run = Run(run_id="run", round=7)
+    stage.join("a")
+    assert stage.answer("a", KeepWaiting).round == 0
+    stage.join("b")
+    stage.wait(30)
+    stage.join("c")
+    assert stage.answer("c", KeepWaiting).round == 8

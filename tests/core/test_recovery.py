@@ -339,3 +339,12 @@ def test_the_new_world_reaches_everybody_and_its_round_is_above_all_announced() 
     stage.wait(HOLD_S)
     assert stage.world.round == 7
     assert {stage.answer(name, Placed).seal_id for name in "ab"} == {stage.world.seal_id}
+
+
+def test_who_waits_is_told_the_highest_round_spoken_of_so_that_it_can_tell_the_next_authority() -> None:
+    stage = restarted(2, 3)
+    stage.join("new")
+    assert stage.answer("new", KeepWaiting).round == 0
+    claim(stage, "a", 0)
+    stage.join("new")
+    assert stage.answer("new", KeepWaiting).round == 4
