@@ -61,6 +61,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     why: str = ""
     ending: Ending = Ending.FAILED
+    stood_by: bool = False
     deadline: float | None = None
     out_since: float | None = None
 
@@ -183,6 +184,7 @@ def _placed(view: View, said: Placed) -> View:
         round_seen=max(view.round_seen, said.round),
         waiting=0,
         why=said.remark,
+        stood_by=False,
         deadline=None,
     )
 
@@ -192,7 +194,7 @@ def _told_to_wait(view: View, said: KeepWaiting | StandBy) -> View:
         return view
     incarnation = said.incarnation if view.world is None else view.incarnation
     told = _change(view, incarnation=incarnation, round_seen=max(view.round_seen, said.round), why=said.why)
-    return _change(told, state=State.SPARE, deadline=None) if isinstance(said, StandBy) else told
+    return _change(told, state=State.SPARE, stood_by=True, deadline=None) if isinstance(said, StandBy) else told
 
 
 def _told_closed(view: View, said: RunClosed) -> View:

@@ -32,15 +32,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def is_local(host: str) -> bool:
-    """Whether a host is this machine, by its interfaces and not by its name: an address that is ours can be bound."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
-
-
 def is_taken(exc: OSError) -> bool:
     """Whether a socket could not be bound because somebody else has the address."""
     return exc.errno == errno.EADDRINUSE
@@ -52,12 +43,3 @@ def raise_file_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1_000_000
-
-
-def _can_bind(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(address)
-        except OSError:
-            return False
-    return True

@@ -1,0 +1,127 @@
+"""The native way to take part: `rallypoint.join(...)`.
+
+with rallypoint.join("10.0.0.5:29400", run="llama", nodes="2:4") as place:
+    print(place.rank, place.world_size)
+    place.changed.wait()          # a member was lost, or a newcomer waits
+    place = place.again()         # the next world
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from rallypoint.core.model import Reason
+from rallypoint.core.notices import Placed
+from rallypoint.elastic.api import RendezvousParameters
+from rallypoint.elastic.options import read_options
+from rallypoint.elastic.rallypoint_handler import BACKEND, JOIN_TIMEOUT, OPTIONS, create_member
+from rallypoint.server.member import Member
+from rallypoint.server.protocol import Peer
+from rallypoint.server.store import RoundStore
+
+
+def join(endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | None = None, **options: Any) -> Place:
+    """Join a run and wait for a place in its next world.
+
+    `nodes` is how many there are to be: `4`, or `"2:4"` for two to four.  The options are those of the backend
+    `rallypoint`.  Use it in a `with` block: leaving it without an exception means that this node has finished, leaving
+    it with one that it withdrew.
+    """
+    low, high = _bounds(nodes)
+    params = RendezvousParameters(BACKEND, endpoint, run, low, high, local_addr, **options)
+    read = read_options(BACKEND, params.config, OPTIONS)
+    member = create_member(params, read)
+    return Place(member, read[JOIN_TIMEOUT], member.join(read[JOIN_TIMEOUT]))
+
+
+class Place:
+    """A place in a sealed world."""
+
+    def __init__(self, member: Member, join_timeout_s: float, placed: Placed) -> None:
+        self._member = member
+        self._join_timeout_s = join_timeout_s
+        self._placed = placed
+        self._store = member.store(placed)
+        self._left = False
+        self.changed = Change(member)
+
+    @property
+    def rank(self) -> int:
+        """This node's rank, from 0 on."""
+        return self._placed.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many nodes are in the world."""
+        return self._placed.size
+
+    @property
+    def round(self) -> int:
+        """The number of the round; it only grows."""
+        return self._placed.round
+
+    @property
+    def fence(self) -> str:
+        """A text that names this world and no other: write it beside a checkpoint, and refuse an older one (rule 9)."""
+        return f"{self._placed.incarnation}/{self._placed.round}/{self._placed.seal_id}"
+
+    @property
+    def store(self) -> RoundStore:
+        """The round's bootstrap store, connected on first use."""
+        return self._store
+
+    def peers(self) -> Iterator[Peer]:
+        """The members of the world in the order of their ranks, fetched page by page."""
+        return self._member.peers()
+
+    def again(self) -> Place:
+        """Wait for a place in the next world; this one is over with it."""
+        placed = self._member.join(self._join_timeout_s)
+        self._placed, self._store = placed, self._member.store(placed)
+        return self
+
+    def finished(self) -> bool:
+        """This node's work is done: leave without breaking the world (rule 8)."""
+        return self._leave(Reason.FINISHED)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(Reason.FINISHED if kind is None else Reason.WITHDREW, repr(error) if error else "")
+
+    def _leave(self, reason: Reason, why: str = "") -> bool:
+        if self._left:
+            return True
+        self._left = True
+        return self._member.leave(reason, why[:1000])
+
+
+class Change:
+    """Whether it is time to join again: a member was lost, or a newcomer could be admitted."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def is_set(self) -> bool:
+        """Whether it is; from memory, at once."""
+        return self._member.waiting() > 0 or self._member.is_closed()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is; False where the time passes first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        until: Callable[[object], bool] = lambda _: self.is_set()  # noqa: E731
+        return self._member.link.wait(until, deadline)
+
+
+def _bounds(nodes: str | int) -> tuple[int, int]:
+    low, _, high = str(nodes).partition(":")
+    try:
+        return int(low), int(high or low)
+    except ValueError:
+        raise ValueError(f"nodes is {nodes!r}, but should be a number such as 4, or a range such as '2:4'") from None

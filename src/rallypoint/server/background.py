@@ -1,0 +1,70 @@
+"""The one background thread of a process: an event loop for every link and hosted server, however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from rallypoint.errors import RendezvousError
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_current: Background | None = None
+
+
+class Background:
+    """An asyncio loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="rallypoint", daemon=True)
+        self._thread.start()
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Run something on the loop, soon."""
+        self.check()
+        self.loop.call_soon_threadsafe(action)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for it."""
+        try:
+            self.check()
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+        finally:
+            work.close()
+
+    def check(self) -> None:
+        """Refuse to work in a forked child, where the thread does not exist."""
+        if os.getpid() != self.pid:
+            raise RendezvousError(
+                f"this rendezvous was opened in process {self.pid} and is used in process {os.getpid()}, its child by "
+                f"fork: threads and connections do not survive a fork; open it in the child, or start the child with "
+                f"'spawn' or exec"
+            )
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+def background() -> Background:
+    """The background thread of this process, started on first use; a forked child gets its own."""
+    global _current  # noqa: PLW0603  # one thread a process is the point
+    with _lock:
+        if _current is None or _current.pid != os.getpid():
+            _current = Background()
+        return _current
+
+
+def _renew_lock() -> None:
+    """A lock that was held in the moment of a fork would never be let go in the child."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

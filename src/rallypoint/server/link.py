@@ -1,0 +1,283 @@
+"""A node's link to its authority: the session on a real socket, made anew whenever it breaks.
+
+Links live on the background loop.  Other threads give them orders and wait for the view to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+
+import msgspec
+
+from rallypoint.core.model import Node, Reason
+from rallypoint.core.node import State, View
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.server import protocol
+from rallypoint.server.background import background
+from rallypoint.server.session import Session
+
+log = logging.getLogger("rallypoint.link")
+
+FIRST_RETRY_S = 0.02
+CONNECT_S = 5.0
+
+Prepare = Callable[[Node, str], Node]
+"""Completes a node before it joins, given the address by which this machine reaches the authority."""
+
+
+class Link:
+    """One node's connection to one run.  Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        session: Session,
+        *,
+        prepare: Prepare,
+        reborn: Callable[[Node], Node],
+        find_server: Callable[[], bool] | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.changed = threading.Condition()
+        self.trouble = "no connection was tried yet"
+        self.tried: list[str] = []
+        self.started = time.monotonic()
+        self._session = session
+        self._prepare = prepare
+        self._reborn = reborn
+        self._find_server = find_server
+        self._background = background()
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # For other threads --------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """What the node knows at the moment."""
+        return self._session.view
+
+    def join(self, timeout_s: float) -> None:
+        """Ask for a place in the next world; the view tells what became of it."""
+        self.started = time.monotonic()
+        self._order(lambda: self._join(timeout_s))
+
+    def connect(self) -> None:
+        """Connect without joining."""
+        self._order(self._start)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection at the moment."""
+        return self._transport is not None
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the authority will not have this node at all; None while there is hope."""
+        goodbye = self._session.goodbye
+        return goodbye.why if goodbye is not None and goodbye.final else None
+
+    def leave(self, reason: Reason, why: str = "") -> None:
+        """Leave for good; the connection stays until `close`."""
+        self._order(lambda: self._do(lambda: self._send(self._session.leave(reason, why))))
+
+    def say(self, message: object) -> bool:
+        """Send a message of the core; False where there is no connection."""
+        if not self._session.connected:
+            return False
+        self._order(lambda: self._send(protocol.frame(message)))
+        return True
+
+    def ask(self, ask: Callable[[int], protocol.Ask], timeout_s: float) -> protocol.Answer:
+        """Ask the server something and wait for the answer."""
+        answered: list[protocol.Answer] = []
+        arrived = threading.Event()
+
+        def answer(what: protocol.Answer) -> None:
+            answered.append(what)
+            arrived.set()
+
+        self._order(lambda: self._send(self._session.ask(ask, answer)))
+        if not arrived.wait(timeout_s):
+            raise RendezvousConnectionError(f"the authority at {self.where()} did not answer within {timeout_s:.0f} s")
+        return answered[0]
+
+    def wait(self, until: Callable[[View], bool], deadline: float | None = None) -> bool:
+        """Wait until the view is as wanted; False where the deadline passes first."""
+        self._background.check()
+        with self.changed:
+            while not until(self.view):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self.changed.wait(left)
+        return True
+
+    def close(self) -> None:
+        """End the link."""
+        self._order(self._end)
+
+    def where(self) -> str:
+        """The endpoint, with the addresses that it was found at."""
+        found = f" ({', '.join(self.tried)})" if self.tried and self.tried != [self.host] else ""
+        return f"{self.host}:{self.port}{found}"
+
+    # On the loop --------------------------------------------------------------------------------------------------
+
+    def _order(self, action: Callable[[], object]) -> None:
+        self._background.call(action)
+
+    def _join(self, timeout_s: float) -> None:
+        if self.view.state is State.FENCED:
+            self._do(lambda: self._session.reborn(self._reborn(self.view.node)))
+            self._drop()
+        elif self._transport is not None:
+            self._complete_node(self._transport)
+        try:
+            self._do(lambda: self._send(self._session.join(time.monotonic(), timeout_s)))
+        except ValueError as exc:
+            log.debug("not joined: %s", exc)
+        self._start()
+
+    def _start(self) -> None:
+        if self._task is None and not self._closed:
+            self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _stay_connected(self) -> None:
+        """Connect, stay, and connect again with a growing pause; beat all the while."""
+        beat = asyncio.get_running_loop().create_task(self._beat())
+        pause = FIRST_RETRY_S
+        try:
+            while not self._closed and self.refusal is None:
+                line = _Line(self)
+                try:
+                    await self._connect(line)
+                    pause = FIRST_RETRY_S
+                    await line.ended
+                except (OSError, asyncio.TimeoutError) as exc:
+                    self._failed(exc)
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, self.view.settings.reconnect_backoff_s)
+        finally:
+            beat.cancel()
+            self._task = None
+
+    async def _connect(self, line: _Line) -> None:
+        if self._find_server is not None:
+            self._find_server()
+        loop = asyncio.get_running_loop()
+        if not _is_address(self.host):
+            # Names are looked up anew each time: they may come late, and they may change.
+            found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            self.tried = [str(address[0]) for *_, address in found]
+        transport, _ = await asyncio.wait_for(loop.create_connection(lambda: line, self.host, self.port), CONNECT_S)
+        assert isinstance(transport, asyncio.Transport)
+
+    def _failed(self, exc: Exception) -> None:
+        words = str(exc) or "no answer"
+        self.trouble = f"{type(exc).__name__}: {words}" if not isinstance(exc, OSError) else words
+        self._do(lambda: self._session.ended(time.monotonic()), always=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.view.settings.heartbeat_interval_s)
+            now = time.monotonic()
+            if self._session.is_stale(now) and self._transport is not None:
+                self.trouble = f"the authority was silent for {self.view.settings.heartbeat_timeout_s:.1f} s"
+                self._transport.abort()
+            self._do(lambda: self._send(self._session.beat(time.monotonic())))
+
+    def opened(self, transport: asyncio.Transport) -> None:
+        """A connection was made."""
+        self._transport = transport
+        self._complete_node(transport)
+        self._do(lambda: self._send(self._session.opening(time.monotonic())))
+
+    def received(self, data: bytes) -> None:
+        """Bytes arrived."""
+        try:
+            self._do(lambda: self._session.received(data, time.monotonic()))
+        except RendezvousStateError as exc:
+            self.trouble = str(exc)
+            self._session.goodbye = protocol.Goodbye(str(exc), final=True)
+            self._drop()
+
+    def ended(self, transport: asyncio.Transport, exc: Exception | None) -> None:
+        """A connection is gone."""
+        if transport is not self._transport:
+            return
+        self._transport = None
+        goodbye = self._session.goodbye
+        self.trouble = goodbye.why if goodbye is not None else str(exc or "the authority closed the connection")
+        self._do(lambda: self._session.ended(time.monotonic()), always=True)
+
+    def _complete_node(self, transport: asyncio.Transport) -> None:
+        """Give the node an address, and a place for the store that it may come to serve, before it joins."""
+        if self.view.state in (State.HOLDS, State.FINISHED, State.CLOSED):
+            return
+        local = str(transport.get_extra_info("sockname")[0])
+        node = self._prepare(self.view.node, local)
+        self._session.view = msgspec.structs.replace(self.view, node=node)
+
+    def _send(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def _do(self, action: Callable[[], object], *, always: bool = False) -> None:
+        """Let the session do something, and wake whoever waits for the view to change."""
+        before = self.view
+        action()
+        if self.view is not before or always:
+            with self.changed:
+                self.changed.notify_all()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class _Line(asyncio.Protocol):
+    """One connection of a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._link.opened(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._link.received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        assert self._transport is not None, "a connection that was made is lost"
+        self._link.ended(self._transport, exc)
+        if not self.ended.done():
+            self.ended.set_result(None)

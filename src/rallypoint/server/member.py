@@ -1,0 +1,252 @@
+"""One node's membership in a run, for threads that wait: join, hear of changes, leave; with errors in words (rule 11)."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+
+import msgspec
+
+from rallypoint.core import node as core
+from rallypoint.core.events import CloseAsked
+from rallypoint.core.model import Bounds, Ending, Node, Reason, Settings
+from rallypoint.core.node import State, View
+from rallypoint.core.notices import Placed
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rallypoint.server import protocol
+from rallypoint.server.background import background
+from rallypoint.server.hosting import Host, local_address
+from rallypoint.server.link import Link
+from rallypoint.server.session import Session
+from rallypoint.server.store import Offer, RoundStore
+
+
+class Member:
+    """A node that takes part in a run through a server.  Methods may be called from any thread.
+
+    `is_host` says whether this process may serve the endpoint: True insists on it, False forbids it, None lets it serve
+    if the endpoint is an address of this machine and nobody else serves it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        run_id: str,
+        bounds: Bounds,
+        settings: Settings,
+        node: Node,
+        *,
+        is_host: bool | None = None,
+        call_s: float = 60.0,
+        close_s: float = 30.0,
+    ) -> None:
+        self.run_id = run_id
+        self.call_s = call_s
+        self.close_s = close_s
+        self._offer: Offer | None = None
+        self._store: RoundStore | None = None
+        self._own_address = bool(node.address)
+        address = local_address(host) if is_host is not False else ""
+        self._host = Host(address, port, run_id) if address else None
+        if is_host:
+            self._insist_on_hosting(host, port)
+        elif self._host is not None:
+            background().run(_on_loop(self._host))
+        session = Session(run_id, View(node=node, bounds=bounds, settings=settings))
+        self.link = Link(
+            host,
+            port,
+            session,
+            prepare=self._prepare,
+            reborn=fresh_identity,
+            find_server=self._host.serve_if_free if self._host is not None else None,
+        )
+
+    @property
+    def view(self) -> View:
+        """What the node knows at the moment."""
+        return self.link.view
+
+    # Taking part --------------------------------------------------------------------------------------------------
+
+    def join(self, timeout_s: float) -> Placed:
+        """Wait for a place in the next world, all in all at most so long (rule 13)."""
+        started = time.monotonic()
+        self.link.join(timeout_s)
+        before = self.view.world
+        while True:
+            settled = self.link.wait(lambda view: self._is_settled(view, before), started + timeout_s)
+            if not settled and self.view.state is State.SPARE:
+                self.link.wait(lambda view: view.state is not State.SPARE or self._hung_up())
+                continue
+            if self.view.state is not State.FENCED or not settled:
+                break
+            self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
+        return self._outcome(settled, time.monotonic() - started)
+
+    def waiting(self) -> int:
+        """Rule 6b: from memory, at once."""
+        return core.num_nodes_waiting(self.view, time.monotonic())
+
+    def is_closed(self) -> bool:
+        """Whether the run is known to be closed."""
+        return self.view.state is State.CLOSED
+
+    def close_run(self) -> None:
+        """Close the run for everybody, and wait for the word that it is."""
+        if self.is_closed():
+            return
+        self.link.connect()
+        deadline = time.monotonic() + self.call_s
+        connected = self.link.wait(lambda view: self.link.is_connected or self._hung_up(), deadline)
+        if not connected or not self.link.say(CloseAsked(by=self.view.node.id, incarnation=self.view.incarnation)):
+            raise RendezvousConnectionError(
+                f"run {self.run_id!r} could not be closed: the authority at {self.link.where()} cannot be reached: "
+                f"{self.link.trouble}"
+            )
+        self.link.wait(lambda view: view.state in (State.CLOSED, State.IDLE, State.FINISHED), deadline)
+
+    def peers(self) -> Iterator[protocol.Peer]:
+        """The members of the world, page by page, in the order of their ranks."""
+        world = self.view.world
+        if world is None:
+            raise RendezvousError("there is no world yet: join first")
+        start, seal_id = 0, world.seal_id
+        while start < world.size:
+            answer = self.link.ask(partial(_ask_peers, seal_id, start), self.call_s)
+            if not isinstance(answer, protocol.Peers):
+                raise RendezvousError(getattr(answer, "why", "") or "the authority did not say who the peers are")
+            yield from answer.page
+            start += len(answer.page)
+
+    def store(self, placed: Placed) -> RoundStore:
+        """The bootstrap store of a round (rule 12); rank 0 serves it, everybody connects on first use."""
+        if self._store is None or self._store.seal_id != placed.seal_id:
+            self._release_store()
+            listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
+            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
+        if self._offer is not None and placed.rank != 0:
+            self._offer.withdraw()
+            self._offer = None
+        return self._store
+
+    def leave(self, reason: Reason, why: str = "") -> bool:
+        """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
+        if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
+            self.link.leave(reason, why)
+        deadline = time.monotonic() + self.close_s
+        done = True
+        if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
+            done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline)
+        self.link.close()
+        if self._host is not None and self._host.service is not None:
+            done = background().run(_until_quiet(self._host, max(deadline - time.monotonic(), 0.0))) and done
+        self._release_store()
+        if self._offer is not None:
+            self._offer.withdraw()
+        return done
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _insist_on_hosting(self, host: str, port: int) -> None:
+        if self._host is None:
+            raise RendezvousConnectionError(
+                f"is_host is set, but {host} is not an address of this machine: give the endpoint as an address of "
+                f"one of its interfaces, or leave is_host out"
+            )
+        if not background().run(_on_loop(self._host)):
+            raise RendezvousConnectionError(
+                f"is_host is set, but {host}:{port} cannot be bound: another process has it; use another port, or "
+                f"leave is_host out to connect to what is there"
+            )
+
+    def _prepare(self, node: Node, local: str) -> Node:
+        """Give the node an address that its peers can reach, and an offer of a store there (rules 2 and 12)."""
+        address = node.address if self._own_address else local
+        if self._offer is None or self._offer.address != address:
+            if self._offer is not None:
+                self._offer.withdraw()
+            self._offer = Offer(address)
+        return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
+
+    def _is_settled(self, view: View, before: Placed | None) -> bool:
+        if self._hung_up():
+            return True
+        if view.state is State.HOLDS:
+            return view.world is not before
+        return view.state in (State.CLOSED, State.REFUSED, State.FENCED)
+
+    def _hung_up(self) -> bool:
+        return self.link.refusal is not None
+
+    def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
+        view, link = self.view, self.link
+        if settled and view.state is State.HOLDS and view.world is not None:
+            return view.world
+        if link.refusal is not None:
+            raise RendezvousConnectionError(f"run {self.run_id!r} cannot be joined at {link.where()}: {link.refusal}")
+        if view.state is State.CLOSED:
+            if view.stood_by and view.ending is Ending.SUCCEEDED:
+                raise RendezvousGracefulExitError(f"run {self.run_id!r} ended well, and this spare was not needed")
+            raise RendezvousClosedError(f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}")
+        if view.state is State.REFUSED:
+            raise RendezvousError(f"run {self.run_id!r} cannot be joined: {view.why}")
+        link.leave(Reason.WITHDREW, "its join timed out")
+        if view.out_since is not None:
+            raise RendezvousTimeoutError(
+                f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: the authority at {link.where()} cannot be "
+                f"reached ({link.trouble}); is it running there, and does its port let nodes in?"
+            )
+        raise RendezvousTimeoutError(
+            f"run {self.run_id!r} at {link.where()} was not joined within {elapsed_s:.1f} s: {view.why}"
+        )
+
+    def _release_store(self) -> None:
+        if self._store is not None:
+            self._store.stop()
+            self._store = None
+            self._offer = None
+
+
+def fresh_identity(node: Node) -> Node:
+    """The same process under a new identity."""
+    return msgspec.structs.replace(node, id=f"{node.name}.{secrets.token_hex(6)}", store="")
+
+
+def this_node(name: str = "", **wishes: object) -> Node:
+    """A node for this process, named after its machine unless it is given a name."""
+    name = name or socket.gethostname()
+    return msgspec.convert({"id": f"{name}.{secrets.token_hex(6)}", "name": name, **wishes}, Node)
+
+
+def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
+    return protocol.AskPeers(number, seal_id, start)
+
+
+async def _on_loop(host: Host) -> bool:
+    return host.serve_if_free()
+
+
+async def _until_quiet(host: Host, timeout_s: float) -> bool:
+    """Wait until nobody is connected to the server that this process hosts."""
+    import asyncio
+
+    service = host.service
+    if service is None or not service.connections:
+        return True
+    try:
+        await asyncio.wait_for(service.quiet.wait(), timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        return False
+    return True
