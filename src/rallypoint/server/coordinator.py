@@ -172,9 +172,11 @@ class Coordinator:
         elif isinstance(message, (Joined, Announced, Left, CloseAsked)):
             sent = len(effects.sends)
             self._node_said(caller, known, message, now, effects)
-            authority = self.runs.get(known.key[0])
-            if authority is not None and all(data is _PONG for _, data in effects.sends[sent:]):
-                known.said, known.known = body, authority.run
+            if all(to != caller for to, _ in effects.sends[sent:]):
+                # Whoever speaks is answered, so that it knows that it is heard.
+                self._send(caller, _PONG, effects)
+                authority = self.runs.get(known.key[0])
+                known.said, known.known = body, authority.run if authority is not None else None
         else:
             self._asked(caller, known, message, now, effects)
 
@@ -249,8 +251,6 @@ class Coordinator:
         assert known.hello is not None, "checked by the caller"
         output = host.receive(authority, node_id, known.hello.connection, message, now, self._mint(), self.policies)
         self._done(run_id, output, now, effects)
-        if isinstance(message, Announced):
-            self._send(caller, _PONG, effects)
 
     def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
         if isinstance(ask, protocol.AskPeers):

@@ -190,8 +190,16 @@ class Link:
             # Names are looked up anew each time: they may come late, and they may change.
             found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
             self.tried = [str(address[0]) for *_, address in found]
-        transport, _ = await asyncio.wait_for(loop.create_connection(lambda: line, self.host, self.port), CONNECT_S)
-        assert isinstance(transport, asyncio.Transport)
+        connecting = loop.create_task(loop.create_connection(lambda: line, self.host, self.port))
+        patience = loop.call_later(CONNECT_S, connecting.cancel)
+        try:
+            await connecting
+        except asyncio.CancelledError:
+            if self._closed:
+                raise
+            raise asyncio.TimeoutError(f"no answer within {CONNECT_S:.0f} s") from None
+        finally:
+            patience.cancel()
 
     def _failed(self, exc: Exception) -> None:
         words = str(exc) or "no answer"
@@ -247,9 +255,18 @@ class Link:
         """Let the session do something, and wake whoever waits for the view to change."""
         before = self.view
         action()
-        if self.view is not before or always:
+        if always or _differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
+
+
+def _differs(before: View, after: View) -> bool:
+    """Whether somebody may wait for this change; a new sentence alone wakes nobody."""
+    if after is before:
+        return False
+    return (after.state, after.waiting, after.out_since) != (before.state, before.waiting, before.out_since) or (
+        after.world is not before.world
+    )
 
 
 def _is_address(host: str) -> bool:

@@ -7,7 +7,8 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from rallypoint.server.coordinator import Coordinator, Effects, Happening
 from rallypoint.server.limits import Limits
@@ -84,7 +85,7 @@ class Service:
         """Do what the coordinator decided: write it down, send it, hang up, tell of it."""
         if effects.records and self._state is not None:
             self._state.append(effects.records)
-        for caller, data in effects.sends:
+        for caller, data in _by_caller(effects.sends):
             line = self._lines.get(caller)
             if line is not None:
                 line.send(data, self._limits.unread)
@@ -130,6 +131,14 @@ class Service:
                 return
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._tick)
+
+
+def _by_caller(sends: list[tuple[int, bytes]]) -> Iterable[tuple[int, bytes]]:
+    """What goes to one caller in a row goes in one piece."""
+    if len(sends) < 2:
+        return sends
+    pieces = ((caller, [data for _, data in run]) for caller, run in groupby(sends, key=lambda send: send[0]))
+    return ((caller, run[0] if len(run) == 1 else b"".join(run)) for caller, run in pieces)
 
 
 class _Line(asyncio.Protocol):
