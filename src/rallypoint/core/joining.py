@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import chain
 
@@ -43,7 +42,7 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
     if said.bounds != run.bounds:
         why = explain.bounds_differ(run, node.name, said.bounds)
         return Step(run, tell(node.id, Refused(why)), why)
-    other = next(_present(run), None)
+    other = _anyone(run)
     if other is not None and _is_loopback(node) != _is_loopback(other) and node.address and other.address:
         why = explain.addresses_differ(node, other)
         return Step(run, tell(node.id, Refused(why)), why)
@@ -100,15 +99,12 @@ def _come_back(run: Run, node: Node) -> Run:
 
 def _refresh(run: Run, waiter: Waiter) -> Step:
     """A join sent twice: the node keeps its place in the queue, its latest word counts."""
-    for field in ("returned", "queue", "paused", "spares"):
-        table: Table[str, Waiter] = getattr(run, field)
-        if table.get(waiter.node.id) == waiter:
-            return Step(run)
-        if waiter.node.id in table:
-            return Step(
-                change(run, **{field: table.set(waiter.node.id, waiter)}), (), f"{waiter.node.name} asked again"
-            )
-    raise AssertionError("who waits stands in a table")
+    node = waiter.node
+    field = next(name for name in ("returned", "queue", "paused", "spares") if node.id in getattr(run, name))
+    table: Table[str, Waiter] = getattr(run, field)
+    if table[node.id] == waiter:
+        return Step(run)
+    return Step(change(run, **{field: table.set(node.id, waiter)}), (), f"{node.name} asked again")
 
 
 def _join_while_recovering(run: Run, said: Joined | Announced) -> Step:
@@ -162,11 +158,11 @@ def _knows(run: Run, node_id: str) -> bool:
     return node_id in run.active or find_waiter(run, node_id) is not None
 
 
-def _present(run: Run) -> Iterator[Node]:
-    if run.world is not None:
-        yield from (run.world.members[rank] for rank in run.active.values())
-    for table in (run.returned, run.queue, run.paused, run.spares):
-        yield from (waiter.node for waiter in table.values())
+def _anyone(run: Run) -> Node | None:
+    """Some node that is here."""
+    members = run.world.members if run.world is not None else ()
+    waiters = chain.from_iterable(table.values() for table in (run.returned, run.queue, run.paused, run.spares))
+    return next(chain((members[rank] for rank in run.active.values()), (waiter.node for waiter in waiters)), None)
 
 
 def _is_loopback(node: Node) -> bool:

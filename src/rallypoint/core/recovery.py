@@ -128,8 +128,6 @@ def closed_before(run: Run, said: Announced, now: float, mint: str) -> Step:
     if highest.incarnation != said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
     concluded = conclude(run, now, mint)
-    if concluded.run.phase is Phase.CLOSED:
-        return concluded
     return close(concluded.run, said.ending, said.why, now).after(concluded)
 
 

@@ -107,11 +107,7 @@ def _fence_stranger(run: Run, said: Joined | Announced, now: float) -> Step:
 def _close_asked(run: Run, event: CloseAsked, now: float, mint: str) -> Step:
     if run.phase is Phase.CLOSED or (event.incarnation and event.incarnation != run.incarnation):
         return Step(run, (), f"{event.by} asked to close what is closed")
-    heard = Step(run)
-    if run.phase is Phase.RECOVERING:
-        heard = recovery.conclude(run, now, mint)
-    if heard.run.phase is Phase.CLOSED:
-        return heard
+    heard = recovery.conclude(run, now, mint) if run.phase is Phase.RECOVERING else Step(run)
     return close(heard.run, event.ending, event.why or f"{event.by} closed it", now).after(heard)
 
 
