@@ -136,9 +136,8 @@ class Member:
             self._release_store()
             listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
             self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
-        if self._offer is not None and placed.rank != 0:
-            self._offer.withdraw()
-            self._offer = None
+            if self._offer is not None:
+                self._offer.withdraw()
         return self._store
 
     def leave(self, reason: Reason, why: str = "") -> bool:
@@ -174,7 +173,7 @@ class Member:
     def _prepare(self, node: Node, local: str) -> Node:
         """Give the node an address that its peers can reach, and an offer of a store there (rules 2 and 12)."""
         address = node.address if self._own_address else local
-        if self._offer is None or self._offer.address != address:
+        if self._offer is None or not self._offer.is_open or self._offer.address != address:
             if self._offer is not None:
                 self._offer.withdraw()
             self._offer = Offer(address)
@@ -216,7 +215,6 @@ class Member:
         if self._store is not None:
             self._store.stop()
             self._store = None
-            self._offer = None
 
 
 def fresh_identity(node: Node) -> Node:

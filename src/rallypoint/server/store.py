@@ -21,6 +21,16 @@ class Offer:
         port = self._listener.getsockname()[1]
         self.endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it still stands: neither taken nor withdrawn."""
+        return self._listener is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still stands: neither taken nor withdrawn."""
+        return self._listener is not None
+
     def take(self) -> socket.socket | None:
         """The listening socket, to be served; once."""
         listener, self._listener = self._listener, None
