@@ -18,7 +18,7 @@ import msgspec
 
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
-from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.server import protocol
 from rallypoint.server.background import background
 from rallypoint.server.session import Session
@@ -50,7 +50,6 @@ class Link:
         self.changed = threading.Condition()
         self.trouble = "no connection was tried yet"
         self.tried: list[str] = []
-        self.started = time.monotonic()
         self._session = session
         self._prepare = prepare
         self._reborn = reborn
@@ -58,6 +57,7 @@ class Link:
         self._background = background()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._gave_up = ""
         self._closed = False
 
     # For other threads --------------------------------------------------------------------------------------------
@@ -69,8 +69,7 @@ class Link:
 
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world; the view tells what became of it."""
-        self.started = time.monotonic()
-        self._order(lambda: self._join(timeout_s))
+        self._background.run(self._join(timeout_s))
 
     def connect(self) -> None:
         """Connect without joining."""
@@ -78,8 +77,8 @@ class Link:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection at the moment."""
-        return self._transport is not None
+        """Whether there is a connection at the moment, and the authority has taken it."""
+        return self._session.welcomed
 
     @property
     def refusal(self) -> str | None:
@@ -137,16 +136,22 @@ class Link:
     def _order(self, action: Callable[[], object]) -> None:
         self._background.call(action)
 
-    def _join(self, timeout_s: float) -> None:
+    def check(self) -> None:
+        """Refuse to be used in a forked child."""
+        self._background.check()
+
+    async def _join(self, timeout_s: float) -> None:
+        self._session.goodbye = None
         if self.view.state is State.FENCED:
             self._do(lambda: self._session.reborn(self._reborn(self.view.node)))
             self._drop()
         elif self._transport is not None:
-            self._complete_node(self._transport)
+            self._complete_node(self._transport, joining=True)
         try:
             self._do(lambda: self._send(self._session.join(time.monotonic(), timeout_s)))
         except ValueError as exc:
             log.debug("not joined: %s", exc)
+        self.joined = number
         self._start()
 
     def _start(self) -> None:
@@ -172,9 +177,9 @@ class Link:
                 line = _Line(self)
                 try:
                     await self._connect(line)
-                    pause = FIRST_RETRY_S
-                    await line.ended
-                except (OSError, asyncio.TimeoutError) as exc:
+                    # An authority that turns nodes away is not to be stormed by them.
+                    pause = FIRST_RETRY_S if await line.ended else pause
+                except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
                     self._failed(exc)
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(pause * 2, self.view.settings.reconnect_backoff_s)
@@ -211,13 +216,15 @@ class Link:
             await asyncio.sleep(self.view.settings.heartbeat_interval_s)
             now = time.monotonic()
             if self._session.is_stale(now) and self._transport is not None:
-                self.trouble = f"the authority was silent for {self.view.settings.heartbeat_timeout_s:.1f} s"
+                silence_s = self.view.settings.heartbeat_timeout_s
+                self._gave_up = f"it took the connection and was silent for {silence_s:.1f} s"
                 self._transport.abort()
             self._do(lambda: self._send(self._session.beat(time.monotonic())))
 
     def opened(self, transport: asyncio.Transport) -> None:
         """A connection was made."""
         self._transport = transport
+        self._gave_up = ""
         self._complete_node(transport)
         self._do(lambda: self._send(self._session.opening(time.monotonic())))
 
@@ -226,25 +233,39 @@ class Link:
         try:
             self._do(lambda: self._session.received(data, time.monotonic()))
         except RendezvousStateError as exc:
-            self.trouble = str(exc)
-            self._session.goodbye = protocol.Goodbye(str(exc), final=True)
-            self._drop()
+            self._refuse(str(exc))
 
     def ended(self, transport: asyncio.Transport, exc: Exception | None) -> None:
         """A connection is gone."""
         if transport is not self._transport:
             return
         self._transport = None
-        goodbye = self._session.goodbye
-        self.trouble = goodbye.why if goodbye is not None else str(exc or "the authority closed the connection")
+        self.trouble = self._why_ended(exc)
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
 
-    def _complete_node(self, transport: asyncio.Transport) -> None:
+    def _why_ended(self, exc: Exception | None) -> str:
+        if self._session.goodbye is not None:
+            return self._session.goodbye.why
+        if self._gave_up or exc is not None:
+            return self._gave_up or str(exc)
+        said = "" if self._session.welcomed else " without a word: something else may listen there"
+        return f"it closed the connection{said}"
+
+    def _refuse(self, why: str) -> None:
+        """There is no use in trying again."""
+        self._session.goodbye = protocol.Goodbye(why, final=True)
+        self._drop()
+
+    def _complete_node(self, transport: asyncio.Transport, *, joining: bool = False) -> None:
         """Give the node an address, and a place for the store that it may come to serve, before it joins."""
-        if self.view.state in (State.HOLDS, State.FINISHED, State.CLOSED):
+        if self.view.state in (State.FINISHED, State.CLOSED) or (self.view.state is State.HOLDS and not joining):
             return
         local = str(transport.get_extra_info("sockname")[0])
-        node = self._prepare(self.view.node, local)
+        try:
+            node = self._prepare(self.view.node, local)
+        except RendezvousError as exc:
+            self._refuse(str(exc))
+            return
         self._session.view = msgspec.structs.replace(self.view, node=node)
 
     def _send(self, data: bytes) -> None:
@@ -253,9 +274,9 @@ class Link:
 
     def _do(self, action: Callable[[], object], *, always: bool = False) -> None:
         """Let the session do something, and wake whoever waits for the view to change."""
-        before = self.view
+        before, welcomed = self.view, self._session.welcomed
         action()
-        if always or _differs(before, self.view):
+        if always or self._session.welcomed != welcomed or _differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
 
@@ -283,7 +304,7 @@ class _Line(asyncio.Protocol):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._transport: asyncio.Transport | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -295,6 +316,7 @@ class _Line(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self._transport is not None, "a connection that was made is lost"
+        welcomed = self._link.is_connected
         self._link.ended(self._transport, exc)
         if not self.ended.done():
-            self.ended.set_result(None)
+            self.ended.set_result(welcomed)

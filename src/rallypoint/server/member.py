@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -55,8 +56,10 @@ class Member:
         self.call_s = call_s
         self.close_s = close_s
         self._offer: Offer | None = None
+        self._storing = threading.Lock()
         self._store: RoundStore | None = None
         self._own_address = bool(node.address)
+        self._left = False
         address = local_address(host) if is_host is not False else ""
         self._host = Host(address, port, run_id) if address else None
         if is_host:
@@ -82,25 +85,38 @@ class Member:
 
     def join(self, timeout_s: float) -> Placed:
         """Wait for a place in the next world, all in all at most so long (rule 13)."""
-        started = time.monotonic()
-        self.link.join(timeout_s)
-        before = self.view.world
+        if self._left:
+            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+        started, before = time.monotonic(), self.view.world
         while True:
-            settled = self.link.wait(lambda view: self._is_settled(view, before), started + timeout_s)
-            if not settled and self.view.state is State.SPARE:
-                self.link.wait(lambda view: view.state is not State.SPARE or self._hung_up())
-                continue
-            if self.view.state is not State.FENCED or not settled:
-                break
-            self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
-        return self._outcome(settled, time.monotonic() - started)
+            number = self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
+            settled = self._settle(number, before, started + timeout_s)
+            if not settled or self.view.state is not State.FENCED:
+                return self._outcome(settled, time.monotonic() - started)
+
+    def _settle(self, number: int, before: Placed | None, deadline: float) -> bool:
+        """Wait until a join has led to something; a spare waits without a deadline."""
+
+        def is_settled(view: View) -> bool:
+            if self.link.refusal is not None:
+                return True
+            if view.state is State.HOLDS:
+                return view.world is not before
+            return self.link.joined >= number and view.state in (State.CLOSED, State.REFUSED, State.FENCED)
+
+        while not self.link.wait(lambda view: is_settled(view) or view.state is State.SPARE, deadline):
+            if self.view.state is not State.SPARE:
+                return False
+        return is_settled(self.view) or self.link.wait(is_settled)
 
     def waiting(self) -> int:
         """Rule 6b: from memory, at once."""
+        self.link.check()
         return core.num_nodes_waiting(self.view, time.monotonic())
 
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
+        self.link.check()
         return self.view.state is State.CLOSED
 
     def close_run(self) -> None:
@@ -132,16 +148,18 @@ class Member:
 
     def store(self, placed: Placed) -> RoundStore:
         """The bootstrap store of a round (rule 12); rank 0 serves it, everybody connects on first use."""
-        if self._store is None or self._store.seal_id != placed.seal_id:
-            self._release_store()
-            listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
-            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
-            if self._offer is not None:
-                self._offer.withdraw()
-        return self._store
+        with self._storing:
+            if self._store is None or self._store.seal_id != placed.seal_id:
+                self._release_store()
+                listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
+                self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
+                if self._offer is not None:
+                    self._offer.withdraw()
+            return self._store
 
     def leave(self, reason: Reason, why: str = "") -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
+        self._left = True
         if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             self.link.leave(reason, why)
         deadline = time.monotonic() + self.close_s
@@ -178,13 +196,6 @@ class Member:
                 self._offer.withdraw()
             self._offer = Offer(address)
         return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
-
-    def _is_settled(self, view: View, before: Placed | None) -> bool:
-        if self._hung_up():
-            return True
-        if view.state is State.HOLDS:
-            return view.world is not before
-        return view.state in (State.CLOSED, State.REFUSED, State.FENCED)
 
     def _hung_up(self) -> bool:
         return self.link.refusal is not None
