@@ -151,7 +151,6 @@ class Link:
             self._do(lambda: self._send(self._session.join(time.monotonic(), timeout_s)))
         except ValueError as exc:
             log.debug("not joined: %s", exc)
-        self.joined = number
         self._start()
 
     def _start(self) -> None:

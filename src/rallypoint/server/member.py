@@ -89,12 +89,12 @@ class Member:
             raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
         started, before = time.monotonic(), self.view.world
         while True:
-            number = self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
-            settled = self._settle(number, before, started + timeout_s)
+            self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
+            settled = self._settle(before, started + timeout_s)
             if not settled or self.view.state is not State.FENCED:
                 return self._outcome(settled, time.monotonic() - started)
 
-    def _settle(self, number: int, before: Placed | None, deadline: float) -> bool:
+    def _settle(self, before: Placed | None, deadline: float) -> bool:
         """Wait until a join has led to something; a spare waits without a deadline."""
 
         def is_settled(view: View) -> bool:
@@ -102,7 +102,7 @@ class Member:
                 return True
             if view.state is State.HOLDS:
                 return view.world is not before
-            return self.link.joined >= number and view.state in (State.CLOSED, State.REFUSED, State.FENCED)
+            return view.state in (State.CLOSED, State.REFUSED, State.FENCED)
 
         while not self.link.wait(lambda view: is_settled(view) or view.state is State.SPARE, deadline):
             if self.view.state is not State.SPARE:

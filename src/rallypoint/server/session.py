@@ -21,6 +21,7 @@ class Session:
         self.view = view
         self.connection = 0
         self.connected = False
+        self.welcomed = False
         self.goodbye: protocol.Goodbye | None = None
         self.heard_at = 0.0
         self._reader = protocol.Reader()
@@ -33,6 +34,7 @@ class Session:
         """A connection is open: say who this is and all that it knows, without waiting for the welcome."""
         self.connection += 1
         self.connected = True
+        self.welcomed = False
         self.goodbye = None
         self.heard_at = now
         self._reader = protocol.Reader()
@@ -47,7 +49,7 @@ class Session:
 
     def ended(self, now: float) -> None:
         """The connection is gone."""
-        self.connected = False
+        self.connected = self.welcomed = False
         self.view = core.disconnected(self.view, now)
         for answer in self._take_questions():
             answer(protocol.Done(0, False, "the connection to the authority ended"))
@@ -77,7 +79,7 @@ class Session:
         """After being fenced: another identity, which needs a connection of its own."""
         self.view = core.reborn(self.view, node)
         self.connection = 0
-        self.connected = False
+        self.connected = self.welcomed = False
 
     def ask(self, ask: Callable[[int], protocol.Ask], answer: Callable[[protocol.Answer], None]) -> bytes:
         """Put a question; the answer goes to a function."""
@@ -89,6 +91,7 @@ class Session:
 
     def _take(self, message: protocol.FromServer) -> None:
         if isinstance(message, protocol.Welcome):
+            self.welcomed = True
             self.view = core.connected(self.view)
         elif isinstance(message, protocol.Goodbye):
             self.goodbye = message

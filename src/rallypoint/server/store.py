@@ -26,11 +26,6 @@ class Offer:
         """Whether it still stands: neither taken nor withdrawn."""
         return self._listener is not None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it still stands: neither taken nor withdrawn."""
-        return self._listener is not None
-
     def take(self) -> socket.socket | None:
         """The listening socket, to be served; once."""
         listener, self._listener = self._listener, None
