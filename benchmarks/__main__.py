@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import simulated
+from benchmarks import meeting, simulated
 
 OUTPUT = Path("build/bench")
 
@@ -15,6 +15,7 @@ def main() -> None:
     """Measure one after the other: two cores are no place for two benchmarks at once."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     console = Console()
+    meeting.run(console, OUTPUT)
     simulated.run(console, OUTPUT)
 
 

@@ -1,0 +1,82 @@
+"""Thousands of nodes in one process: production's sessions on an asyncio loop, without a thread for each.
+
+Orders, one a line: `join` (all of them), `stay SECONDS` (beat, and do nothing else).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from benchmarks.processes import answer
+from rallypoint.core.model import Bounds, Node, Settings
+from rallypoint.core.node import State, View
+from rallypoint.server.session import Session
+from rallypoint.server.sockets import raise_file_limit
+
+
+class CrowdNode(asyncio.Protocol):
+    """One node."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.placed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self.session.opening(time.monotonic()))
+
+    def data_received(self, data: bytes) -> None:
+        self.session.received(data, time.monotonic())
+        if self.session.view.state is State.HOLDS and not self.placed.done():
+            self.placed.set_result(time.monotonic())
+
+    def beat(self) -> None:
+        """A heartbeat, and the next one in a second."""
+        self.transport.write(self.session.beat(time.monotonic()))
+        interval = self.session.view.settings.heartbeat_interval_s
+        asyncio.get_running_loop().call_later(interval, self.beat)
+
+
+async def join(endpoint: str, run_id: str, nodes: int, first: int, mine: int) -> list[CrowdNode]:
+    """Connect and join, all at once."""
+    host, _, port = endpoint.rpartition(":")
+    loop = asyncio.get_running_loop()
+    settings = Settings(heartbeat_timeout_s=60.0)
+
+    async def one(number: int) -> CrowdNode:
+        node = Node(id=f"n{number}", name=f"n{number}", address="127.0.0.1", store="127.0.0.1:1")
+        session = Session(run_id, View(node=node, bounds=Bounds(nodes, nodes), settings=settings))
+        session.join(time.monotonic(), 600.0)
+        _, member = await loop.create_connection(lambda: CrowdNode(session), host, int(port))
+        await member.placed
+        return member
+
+    return list(await asyncio.gather(*(one(first + number) for number in range(mine))))
+
+
+async def main() -> None:
+    """Obey."""
+    endpoint, run_id, nodes, first, mine = sys.argv[1:]
+    raise_file_limit()
+    answer("ready")
+    loop = asyncio.get_running_loop()
+    crowd: list[CrowdNode] = []
+    while order := (await loop.run_in_executor(None, sys.stdin.readline)).split():
+        began = time.monotonic()
+        if order[0] == "join":
+            crowd = await join(endpoint, run_id, int(nodes), int(first), int(mine))
+            answer(time.monotonic() - began)
+        else:
+            for number, member in enumerate(crowd):
+                loop.call_later(number / len(crowd), member.beat)
+            await asyncio.sleep(float(order[1]))
+            answer(all(m.session.view.state is State.HOLDS for m in crowd))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

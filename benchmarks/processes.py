@@ -1,0 +1,91 @@
+"""Processes that do what they are told, line by line, and answer in JSON: what the benchmarks measure with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Worker:
+    """A Python module run as a process of its own."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+        )
+
+    def tell(self, order: str) -> None:
+        """Give an order."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        """Wait for an answer."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()} and said nothing")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def workers(*started: Worker) -> Iterator[tuple[Worker, ...]]:
+    """Workers that do not outlive the block."""
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.kill()
+
+
+@contextmanager
+def server() -> Iterator[tuple[str, int]]:
+    """A standalone server: its endpoint and its process id."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rallypoint.cli", "serve", "--bind", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().rsplit(" ", 1)[-1].strip(), process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answer(what: Any) -> None:
+    """Say something to whoever started this process."""
+    print(json.dumps(what), flush=True)
+
+
+def memory_mb(pid: int) -> float:
+    """The largest amount of memory that a process has had."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"process {pid} has no memory")
+
+
+def cpu_s(pid: int) -> float:
+    """How much processor time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
