@@ -1,0 +1,27 @@
+"""The key-value stores of a job: everything that torch.distributed's stores offer, without torch.
+
+Nothing here keeps rounds or runs apart by itself: give each a `PrefixStore` of its own.
+"""
+
+from rallypoint.stores.base import Store
+from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from rallypoint.stores.memory import MemoryStore
+from rallypoint.stores.prefix import PrefixStore
+from rallypoint.stores.server import StoreServer, listen
+from rallypoint.stores.serving import StoreServerCore
+from rallypoint.stores.tcp import TcpStore
+from rallypoint.stores.wire import Limits
+
+__all__ = [
+    "Limits",
+    "MemoryStore",
+    "PrefixStore",
+    "QueueEmptyError",
+    "Store",
+    "StoreError",
+    "StoreServer",
+    "StoreServerCore",
+    "StoreTimeoutError",
+    "TcpStore",
+    "listen",
+]

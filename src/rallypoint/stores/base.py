@@ -1,0 +1,184 @@
+"""What every store offers: the contract of torch.distributed's stores, without torch.
+
+Keys are text, values are bytes (text is taken as UTF-8).  A store may be shared by the threads of a process.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+# The longest that the operating system's own waits take without complaint: three weeks.
+LONGEST_WAIT_S = 3 * 7 * 24 * 3600.0
+
+
+class Store(ABC):
+    """Keys, counters and queues that the nodes of a job share.
+
+    Where a method waits, it waits for `timeout` at most, which is the store's own time-out unless one is given; then it
+    raises `StoreTimeoutError`.
+    """
+
+    @abstractmethod
+    def set(self, key: str, value: bytes | str) -> None: ...
+
+    @abstractmethod
+    def get(self, key: str) -> bytes:
+        """The value; waits until there is one.  A key that is only a queue has the empty value."""
+
+    @abstractmethod
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number that is kept as decimal text, and returns the sum.  An absent key counts as 0."""
+
+    @abstractmethod
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Sets the key if its value is `expected`, or if it is absent and `expected` is empty.
+
+        Returns what is stored afterwards; or `expected`, if the key is absent and `expected` is not empty.
+        """
+
+    @abstractmethod
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Waits until each of the keys has been there.  A queue is there while it holds something."""
+
+    @abstractmethod
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of the keys are there.  A queue is there while it holds something."""
+
+    @abstractmethod
+    def delete_key(self, key: str) -> bool:
+        """Whether there was a value to delete.  Queues are left alone."""
+
+    @abstractmethod
+    def num_keys(self) -> int:
+        """How many keys have values, in the whole store; queues do not count."""
+
+    @abstractmethod
+    def list_keys(self) -> list[str]:
+        """The keys that have values, in no order; queues are not listed."""
+
+    @abstractmethod
+    def append(self, key: str, value: bytes | str) -> None:
+        """Adds to the end of the value.  An absent key counts as empty."""
+
+    @abstractmethod
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values in the order of the keys; waits until all are there."""
+
+    @abstractmethod
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None: ...
+
+    @abstractmethod
+    def queue_push(self, key: str, value: bytes | str) -> None: ...
+
+    @abstractmethod
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """The oldest entry; waits until there is one, or, without `block`, raises `QueueEmptyError`."""
+
+    @abstractmethod
+    def queue_len(self, key: str) -> int: ...
+
+    @abstractmethod
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """Waits until `world_size` calls have been made with this key.
+
+        The key then stays and the barrier stays open: take another key the next time.  A call that timed out has been
+        counted nevertheless.
+        """
+
+    @property
+    @abstractmethod
+    def timeout(self) -> timedelta:
+        """How long this store waits when a call does not say otherwise."""
+
+    @abstractmethod
+    def set_timeout(self, timeout: timedelta) -> None: ...
+
+    @abstractmethod
+    def clone(self) -> Store:
+        """Another handle on the same keys, with a time-out and, where there is one, a connection of its own."""
+
+    def has_extended_api(self) -> bool:
+        """Whether append, multi_get, multi_set and the queues work: always."""
+        return True
+
+
+def encode_key(key: str) -> bytes:
+    """A key as it is stored; `decode_key` gives back what any client wrote, be it text or not."""
+    if not isinstance(key, str):
+        raise TypeError(f"a key is text, not {type(key).__name__}")
+    try:
+        return key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"the key {key!r} cannot be written as UTF-8") from exc
+
+
+def decode_key(name: bytes) -> str:
+    """A stored key as text."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def encode_value(value: bytes | str) -> bytes:
+    """A value as it is stored."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"a value is bytes or text, not {type(value).__name__}")
+
+
+def encode_keys(keys: Sequence[str]) -> list[bytes]:
+    """Several keys as they are stored.  One text is refused: its letters would pass for keys."""
+    if isinstance(keys, str):
+        raise TypeError(f"expected a list of keys, not the text {keys!r}")
+    return [encode_key(key) for key in keys]
+
+
+def encode_pairs(keys: Sequence[str], values: Sequence[bytes | str]) -> list[tuple[bytes, bytes]]:
+    """Keys and their values as they are stored."""
+    if len(keys) != len(values):
+        raise ValueError(f"{len(keys)} keys do not go with {len(values)} values")
+    return list(zip(encode_keys(keys), map(encode_value, values), strict=True))
+
+
+def in_seconds(timeout: timedelta) -> float:
+    """A time-out as the operating system takes it."""
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"a time-out is a timedelta, not {type(timeout).__name__}")
+    return min(max(timeout.total_seconds(), 0.0), LONGEST_WAIT_S)
+
+
+class Term(NamedTuple):
+    """How long a call may take, and when that is over."""
+
+    timeout_s: float
+    deadline: float
+
+    @staticmethod
+    def of(timeout: timedelta) -> Term:
+        """From now on."""
+        timeout_s = in_seconds(timeout)
+        return Term(timeout_s, time.monotonic() + timeout_s)
+
+    def left_s(self) -> float:
+        return max(self.deadline - time.monotonic(), 0.0)
+
+
+def in_64_bits(number: int) -> int:
+    """A number that every store can keep."""
+    if not isinstance(number, int):
+        raise TypeError(f"expected a whole number, not {number!r}")
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{number} does not fit into 64 bits")
+    return number
+
+
+def name_some(keys: Sequence[str], most: int = 8) -> str:
+    """Keys for a message; of many, the first few."""
+    named = ", ".join(repr(key) for key in keys[:most])
+    return named if len(keys) <= most else f"{named} and {len(keys) - most} more"

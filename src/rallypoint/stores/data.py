@@ -1,0 +1,206 @@
+"""The keys of a store, and who waits for them.  Pure: no clock, no IO, no threads, no locks.
+
+Waiters are kept by key, so that a change costs nothing to those who wait for something else.  A method never calls
+anybody back: whoever has nothing more to wait for is handed out by `take_woken`, and the shell tells them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from rallypoint.stores.errors import StoreError
+
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+
+
+class Waiter:
+    """Someone who waits for keys or at a barrier, for one thing at a time."""
+
+    __slots__ = ("gate", "missing", "promise")
+
+    def __init__(self) -> None:
+        self.missing: set[bytes] = set()
+        self.gate: bytes | None = None
+        # The queue for whose entry it was woken, until it has come to fetch it: see `KeyValues.settle`.
+        self.promise: bytes | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.missing) or self.gate is not None
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class KeyValues(Generic[W]):
+    """Values, queues and barriers by key."""
+
+    def __init__(self) -> None:
+        # A value that was appended to is kept as a bytearray: many small additions would copy it each time.
+        self._values: dict[bytes, bytes | bytearray] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}  # none of them is empty
+        self._waiting: dict[bytes, OrderedDict[W, None]] = {}
+        self._gates: dict[bytes, OrderedDict[W, None]] = {}
+        self._promised: dict[bytes, int] = {}
+        self._woken: list[W] = []
+
+    def take_woken(self) -> list[W]:
+        """Who has nothing more to wait for, since this was last asked."""
+        woken, self._woken = self._woken, []
+        return woken
+
+    # Values -----------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def list_keys(self) -> list[bytes]:
+        return list(self._values)
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._values or key in self._queues
+
+    def get(self, key: bytes) -> bytes:
+        """The value, empty where there is none."""
+        return bytes(self._values.get(key, b""))
+
+    def size(self, key: bytes) -> int:
+        return len(self._values.get(key, b""))
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._values[key] = value
+        self._arrived(key)
+
+    def append(self, key: bytes, value: bytes) -> None:
+        present = self._values.get(key)
+        if isinstance(present, bytearray):
+            present += value
+        elif present is not None:
+            self._values[key] = bytearray(present) + value
+        else:
+            self.put(key, value)
+
+    def add(self, key: bytes, amount: int) -> int:
+        present = self.get(key) if key in self._values else b"0"
+        if not _NUMBER.fullmatch(present):
+            shown = present if len(present) <= 40 else present[:40] + b"..."
+            raise StoreError(f"cannot add to {_shown(key)}: it holds {shown!r}, which is not a whole number")
+        total = int(present) + amount
+        if not _SMALLEST <= total <= _LARGEST:
+            raise StoreError(f"cannot add {amount} to {_shown(key)}: {total} does not fit into 64 bits")
+        self.put(key, b"%d" % total)
+        return total
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        present = self._values.get(key)
+        if present is None and expected:
+            return expected
+        if present is None or present == expected:
+            self.put(key, desired)
+        return self.get(key)
+
+    def delete(self, key: bytes) -> bool:
+        return self._values.pop(key, None) is not None
+
+    # Queues -----------------------------------------------------------------------------------------------------------
+
+    def push(self, key: bytes, value: bytes) -> None:
+        self._queues.setdefault(key, deque()).append(value)
+        self._offer(key)
+
+    def pop(self, key: bytes) -> bytes | None:
+        queue = self._queues.get(key)
+        if queue is None:
+            return None
+        value = queue.popleft()
+        if not queue:
+            del self._queues[key]
+        return value
+
+    def queue_len(self, key: bytes) -> int:
+        return len(self._queues.get(key, ()))
+
+    # Waiting ----------------------------------------------------------------------------------------------------------
+
+    def wait(self, waiter: W, keys: Iterable[bytes]) -> bool:
+        """True if all keys are there.  Otherwise the waiter is woken when each of those missing has been there."""
+        return self._enlist(waiter, {key for key in keys if not self.holds(key)})
+
+    def wait_for_push(self, waiter: W, key: bytes) -> bool:
+        """True if the queue holds something.  Otherwise the waiter is woken when that may have changed."""
+        return self._enlist(waiter, set() if key in self._queues else {key})
+
+    def barrier(self, waiter: W, key: bytes, world_size: int) -> bool:
+        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all who wait at it."""
+        assert not waiter.waiting
+        if self.add(key, 1) < world_size:
+            waiter.gate = key
+            self._gates.setdefault(key, OrderedDict())[waiter] = None
+            return False
+        for freed in self._gates.pop(key, ()):
+            freed.gate = None
+            self._woken.append(freed)
+        return True
+
+    def cancel(self, waiter: W) -> None:
+        """The waiter waits for nothing any more."""
+        for key in waiter.missing:
+            _drop(self._waiting, key, waiter)
+        waiter.missing = set()
+        if waiter.gate is not None:
+            _drop(self._gates, waiter.gate, waiter)
+            waiter.gate = None
+
+    def settle(self, waiter: W) -> None:
+        """Whoever was woken for a queue has done what it wanted, or is gone.
+
+        An entry wakes one waiter only, because those who wait do so to pop.  If that one did something else, or died,
+        the entry is still there, and the next in line is woken for it.
+        """
+        key, waiter.promise = waiter.promise, None
+        if key is not None:
+            self._promised[key] -= 1
+            if not self._promised[key]:
+                del self._promised[key]
+            self._offer(key)
+
+    def _enlist(self, waiter: W, missing: set[bytes]) -> bool:
+        assert not waiter.waiting
+        waiter.missing = missing
+        for key in missing:
+            self._waiting.setdefault(key, OrderedDict())[waiter] = None
+        return not missing
+
+    def _arrived(self, key: bytes) -> None:
+        for waiter in self._waiting.pop(key, ()):
+            waiter.missing.discard(key)
+            if not waiter.missing:
+                self._woken.append(waiter)
+
+    def _offer(self, key: bytes) -> None:
+        """Wakes a waiter for each entry of the queue that is not promised yet."""
+        waiters = self._waiting.get(key)
+        while waiters and self.queue_len(key) > self._promised.get(key, 0):
+            waiter, _ = waiters.popitem(last=False)
+            waiter.missing.discard(key)
+            if not waiter.missing:
+                waiter.promise = key
+                self._promised[key] = self._promised.get(key, 0) + 1
+                self._woken.append(waiter)
+        if waiters is not None and not waiters:
+            del self._waiting[key]
+
+
+def _drop(lists: dict[bytes, OrderedDict[W, None]], key: bytes, waiter: W) -> None:
+    waiters = lists[key]
+    del waiters[waiter]
+    if not waiters:
+        del lists[key]
+
+
+def _shown(key: bytes) -> str:
+    return repr(key.decode("utf-8", "backslashreplace"))

@@ -1,0 +1,121 @@
+"""A client's connection to a store server: one request and its answer at a time.  Not for several threads at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from contextlib import suppress
+
+from rallypoint.stores import wire
+from rallypoint.stores.wire import ProtocolError, Query, Reader, T
+
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 1.0
+_CHUNK = 1 << 16
+
+
+class Line:
+    """A connected socket that knows when it may no longer be used: after any error that it raises.
+
+    It raises `TimeoutError`, `ConnectionError` and other kinds of `OSError`, and `ProtocolError`.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        """Also from another thread: whoever is reading then fails."""
+        with suppress(OSError):  # it may not be connected any more
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def ask(self, request: bytes, reader: Reader[T], timeout_s: float) -> T:
+        """Sends and reads the answer; the time-out holds for each time that nothing moves."""
+        self._sock.settimeout(max(timeout_s, 1e-3))
+        self._sock.sendall(request)
+        return self._read(reader)
+
+    def ask_to_wait(self, request: bytes, timeout_s: float, patience_s: float) -> bool:
+        """Sends a request whose answer may take its time; False if the wait had to be cancelled.
+
+        A server that does not answer to that either, for as long as `patience_s`, is a `TimeoutError`.
+        """
+        self._sock.settimeout(patience_s)
+        self._sock.sendall(request)
+        self._sock.settimeout(max(timeout_s, 1e-3))
+        try:
+            return self._stop_waiting(self._read(wire.read_flag()))
+        except TimeoutError:
+            pass
+        if self.ask(wire.request(Query.CANCEL_WAIT), wire.read_flag(), patience_s):
+            # It was done in the same moment: that answer comes first, the other behind it.
+            self._stop_waiting(not self._read(wire.read_flag()))
+            return True
+        return False
+
+    def _stop_waiting(self, expected: bool) -> bool:
+        if not expected:
+            raise ProtocolError("it mixed up the answers to waiting and to not waiting any more")
+        return True
+
+    def _read(self, reader: Reader[T]) -> T:
+        try:
+            needed = next(reader)
+            while True:
+                needed = reader.send(self._take(needed))
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+
+    def _take(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            received = self._sock.recv(max(_CHUNK, min(size - len(self._buffer), 1 << 20)))
+            if not received:
+                raise ConnectionResetError("it closed the connection")
+            self._buffer += received
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+
+def connect(host: str, port: int, timeout_s: float) -> Line:
+    """Connects as soon as a server answers; it may start later than its clients.
+
+    Raises `TimeoutError` from the last failure, or `ProtocolError` if what listens there is no store server.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return _connect_once(host, port, max(deadline - time.monotonic(), 1e-3))
+        except UnicodeError as exc:
+            raise ProtocolError("it is no host name") from exc
+        except OSError as exc:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(str(exc)) from exc
+        # Many clients wait for the same server; they do not all come back at once.
+        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _connect_once(host: str, port: int, timeout_s: float) -> Line:
+    sock = socket.create_connection((host, port), timeout_s)
+    line = Line(sock)
+    try:
+        if sock.getsockname() == sock.getpeername():
+            # Nobody listens there; the system happened to choose that very port for our end.
+            raise ConnectionRefusedError("nobody listens there")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        nonce = os.getpid() & 0xFFFFFFFF
+        hello = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=nonce)
+        if line.ask(hello, wire.read_nonce(), timeout_s) != nonce:
+            raise ProtocolError("it is no store server: it answered something else to a ping")
+    except BaseException:
+        line.close()
+        raise
+    return line

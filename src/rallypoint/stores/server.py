@@ -1,0 +1,162 @@
+"""A store server on a socket: on an event loop of the caller's, or in a thread of its own.
+
+The format has no authentication: whoever reaches the port can read and write every key.  So it listens on the address
+that it was given, and on no other.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from rallypoint.stores.errors import StoreError
+from rallypoint.stores.serving import StoreServerCore
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rallypoint.stores.connections import Listener
+
+_STOP_PATIENCE_S = 10.0
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens on exactly this address; connections queue up on it until a server takes it.
+
+    Of a name with several addresses it takes the first that works.  `::` means both families, where there are both.
+    """
+    if not host:
+        raise StoreError("a store server needs an address to listen on; `::` or `0.0.0.0` would be all of them")
+    failure: Exception | None = None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+                sock.bind(address)
+                sock.listen()
+            except OSError as exc:
+                sock.close()
+                failure = exc
+            else:
+                return sock
+    except (socket.gaierror, UnicodeError) as exc:  # the latter for names that are none
+        failure = exc
+    raise StoreError(f"cannot listen on {host}, port {port}: {failure}") from failure
+
+
+class StoreServer:
+    """Serves a core on a listening socket, which it owns from then on.
+
+    Start it once, in one of three ways: `await start(sock)` on the running event loop, `start_on(loop, sock)` from any
+    other thread, or `start_in_thread(sock)`.  The socket may have been bound, and its port published, long before.
+    """
+
+    def __init__(self, core: StoreServerCore | None = None) -> None:
+        self.core = core or StoreServerCore()
+        self._listener: Listener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._address: tuple[str, int] | None = None
+        self._stopped = False
+
+    @property
+    def host(self) -> str:
+        """The address that it is bound to."""
+        return self._bound()[0]
+
+    @property
+    def port(self) -> int:
+        return self._bound()[1]
+
+    async def start(self, sock: socket.socket) -> None:
+        """Serves on the running event loop; returns as soon as it does."""
+        import asyncio
+
+        from rallypoint.stores.connections import Listener
+
+        if self._listener is not None:
+            raise StoreError("this store server was started before; make another")
+        self._address = sock.getsockname()[:2]
+        self._loop = asyncio.get_running_loop()
+        self._listener = Listener(self.core)
+        await self._listener.open(sock)
+
+    def start_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        """Serves on an event loop that runs in another thread; returns as soon as it does."""
+        import asyncio
+
+        if _running_loop() is loop:
+            raise StoreError("this is the event loop's own thread, which must not block: await start() instead")
+        asyncio.run_coroutine_threadsafe(self.start(sock), loop).result()
+
+    def start_in_thread(self, sock: socket.socket) -> None:
+        """Serves in a thread of its own, which ends with `stop` or with the process."""
+        import asyncio
+
+        from rallypoint.stores.connections import finish_tasks
+
+        loop = asyncio.new_event_loop()
+
+        def run() -> None:
+            try:
+                loop.run_forever()
+                loop.run_until_complete(finish_tasks())
+            finally:
+                loop.close()
+
+        thread = threading.Thread(target=run, name="rallypoint-store", daemon=True)
+        thread.start()
+        try:
+            self.start_on(loop, sock)
+        except BaseException:
+            loop.call_soon_threadsafe(loop.stop)
+            raise
+        self._thread = thread
+
+    def stop(self) -> None:
+        """Closes the socket and all connections, from any thread; who waits is told by the end of its connection."""
+        if self._loop is None or self._stopped:
+            return
+        self._stopped = True
+        if _running_loop() is self._loop or not self._loop.is_running():
+            self._close()
+            return
+        done = threading.Event()
+
+        def close() -> None:
+            self._close()
+            # Connections end in callbacks that stand before this one.
+            assert self._loop is not None
+            self._loop.call_soon(done.set)
+
+        self._loop.call_soon_threadsafe(close)
+        if self._thread is not None:
+            self._thread.join(_STOP_PATIENCE_S)
+        else:
+            done.wait(_STOP_PATIENCE_S)
+
+    def _close(self) -> None:
+        assert self._listener is not None
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._listener.close()
+        if self._thread is not None:
+            self._loop.call_soon(self._loop.stop)
+
+    def _bound(self) -> tuple[str, int]:
+        if self._address is None:
+            raise StoreError("this store server has not been started")
+        return self._address
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
