@@ -1,0 +1,126 @@
+"""Servers and stores to test, and a way to know that somebody is waiting without sleeping for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+
+from rallypoint.stores import MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
+from rallypoint.stores.data import KeyValues, Waiter
+
+T = TypeVar("T")
+
+# For what is expected to happen; never awaited in full by a test that passes.
+SOON = timedelta(seconds=30)
+SOON_S = SOON.total_seconds()
+# For what is expected not to happen.
+BRIEFLY = timedelta(milliseconds=20)
+
+
+class Parking:
+    """Counts who has come to wait, in whichever store of this process."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Semaphore(0)
+
+    def came(self) -> None:
+        self._arrived.release()
+
+    def expect(self, waiters: int = 1) -> None:
+        """Returns when as many more have begun to wait."""
+        for _ in range(waiters):
+            assert self._arrived.acquire(timeout=SOON_S), "nobody came to wait"
+
+
+class Crew:
+    """Threads whose failures are the test's."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+
+    def start(self, task: Callable[..., T], *args: Any) -> Future[T]:
+        return self._pool.submit(task, *args)
+
+
+def result(future: Future[T]) -> T:
+    return future.result(timeout=SOON_S)
+
+
+@pytest.fixture
+def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
+    parking = Parking()
+    enlist, barrier = KeyValues._enlist, KeyValues.barrier
+
+    def watched_enlist(self: KeyValues[Waiter], waiter: Waiter, missing: set[bytes]) -> bool:
+        done = enlist(self, waiter, missing)
+        if not done:
+            parking.came()
+        return done
+
+    def watched_barrier(self: KeyValues[Waiter], waiter: Waiter, key: bytes, world_size: int) -> bool:
+        done = barrier(self, waiter, key, world_size)
+        if not done:
+            parking.came()
+        return done
+
+    monkeypatch.setattr(KeyValues, "_enlist", watched_enlist)
+    monkeypatch.setattr(KeyValues, "barrier", watched_barrier)
+    return parking
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    with ThreadPoolExecutor(16) as pool:
+        yield Crew(pool)
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = StoreServer()
+    server.start_in_thread(listen("127.0.0.1"))
+    yield server
+    server.stop()
+
+
+class Handles:
+    """Opens handles on one store, as many as a test needs, and closes them."""
+
+    def __init__(self, kind: str, stack: ExitStack) -> None:
+        self._prefixes = kind.split("-")[:-1]
+        self._stack = stack
+        if kind.endswith("memory"):
+            self._memory: MemoryStore | None = MemoryStore(SOON)
+        else:
+            self._memory = None
+            self._server = StoreServer()
+            self._server.start_in_thread(listen("127.0.0.1"))
+            stack.callback(self._server.stop)
+
+    def open(self) -> Store:
+        if self._memory is not None:
+            store: Store = self._memory.clone()
+        else:
+            store = self._stack.enter_context(TcpStore("127.0.0.1", self._server.port, timeout=SOON))
+        for prefix in self._prefixes:
+            store = PrefixStore(prefix, store)
+        return store
+
+
+KINDS = ("memory", "tcp", "prefix-memory", "prefix-tcp", "inner-outer-tcp")
+
+
+@pytest.fixture(params=KINDS)
+def handles(request: pytest.FixtureRequest) -> Iterator[Handles]:
+    with ExitStack() as stack:
+        yield Handles(request.param, stack)
+
+
+@pytest.fixture
+def store(handles: Handles) -> Store:
+    return handles.open()

@@ -1,0 +1,169 @@
+"""Threads that wait, and what wakes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from rallypoint.stores import MemoryStore, Store, StoreTimeoutError
+from tests.stores.conftest import BRIEFLY, SOON_S, Crew, Handles, Parking, result
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "set": lambda store: store.set("key", "1"),
+    "add": lambda store: store.add("key", 1),
+    "append": lambda store: store.append("key", "1"),
+    "compare_set": lambda store: store.compare_set("key", "", "1"),
+    "multi_set": lambda store: store.multi_set(["key"], ["1"]),
+    "barrier": lambda store: store.barrier("key", 1),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_every_write_wakes_who_waits_for_the_key(handles: Handles, parking: Parking, crew: Crew, write: str) -> None:
+    waiting = crew.start(handles.open().get, "key")
+    parking.expect()
+    WRITES[write](handles.open())
+    assert result(waiting) == b"1"
+
+
+def test_a_push_wakes_a_pop_and_a_wait(handles: Handles, parking: Parking, crew: Crew) -> None:
+    store = handles.open()
+    popping = crew.start(handles.open().queue_pop, "q")
+    parking.expect()
+    store.queue_push("q", "one")
+    assert result(popping) == b"one"
+    waiting = crew.start(handles.open().wait, ["q"])
+    parking.expect()
+    store.queue_push("q", "two")
+    result(waiting)
+    assert store.queue_len("q") == 1
+
+
+def test_all_who_wait_for_a_key_are_woken(handles: Handles, parking: Parking, crew: Crew) -> None:
+    waiting = [crew.start(handles.open().get, "key") for _ in range(10)]
+    parking.expect(10)
+    handles.open().set("key", "v")
+    assert [result(future) for future in waiting] == [b"v"] * 10
+
+
+def test_other_keys_wake_nobody(handles: Handles, parking: Parking, crew: Crew) -> None:
+    store = handles.open()
+    waiting = crew.start(handles.open().multi_get, ["a", "b"])
+    parking.expect()
+    store.set("c", "1")
+    store.set("a", "2")
+    assert not waiting.done()
+    store.set("b", "3")
+    assert result(waiting) == [b"2", b"3"]
+
+
+def test_each_entry_goes_to_one_who_waits(handles: Handles, parking: Parking, crew: Crew) -> None:
+    store = handles.open()
+    popping = [crew.start(handles.open().queue_pop, "q") for _ in range(8)]
+    parking.expect(8)
+    for entry in range(8):
+        store.queue_push("q", str(entry))
+    assert sorted(int(result(future)) for future in popping) == list(range(8))
+    assert store.queue_len("q") == 0
+
+
+def test_who_waits_for_a_queue_does_not_keep_its_entry_from_who_pops(
+    handles: Handles, parking: Parking, crew: Crew
+) -> None:
+    looking = handles.open()
+    waiting = crew.start(looking.wait, ["q"])
+    parking.expect()
+    popping = crew.start(handles.open().queue_pop, "q")
+    parking.expect()
+    handles.open().queue_push("q", "entry")
+    result(waiting)
+    looking.num_keys()  # it goes on to do something else
+    assert result(popping) == b"entry"
+
+
+def test_a_barrier_opens_for_the_last(handles: Handles, parking: Parking, crew: Crew) -> None:
+    waiting = [crew.start(handles.open().barrier, "b", 5) for _ in range(4)]
+    parking.expect(4)
+    assert not any(future.done() for future in waiting)
+    handles.open().barrier("b", 5)
+    for future in waiting:
+        result(future)
+
+
+def test_writing_to_a_barrier_does_not_open_it(handles: Handles, parking: Parking, crew: Crew) -> None:
+    store = handles.open()
+    waiting = crew.start(handles.open().barrier, "b", 2)
+    parking.expect()
+    store.set("other", "x")
+    assert store.get("b") == b"1"
+    store.set("b", "1")
+    assert not waiting.done()
+    store.barrier("b", 2)
+    result(waiting)
+
+
+def test_who_gave_up_is_not_woken_and_the_store_goes_on(handles: Handles, parking: Parking, crew: Crew) -> None:
+    store, other = handles.open(), handles.open()
+    with pytest.raises(StoreTimeoutError):
+        store.wait(["key", "more"], BRIEFLY)
+    parking.expect()
+    other.set("key", "v")
+    other.set("more", "v")
+    assert store.get("key") == b"v"
+    waiting = crew.start(store.get, "late")
+    parking.expect()
+    other.set("late", "v")
+    assert result(waiting) == b"v"
+
+
+def test_giving_up_a_pop_loses_no_entry(handles: Handles, parking: Parking, crew: Crew) -> None:
+    store = handles.open()
+    store.set_timeout(BRIEFLY)
+    with pytest.raises(StoreTimeoutError):
+        store.queue_pop("q")
+    parking.expect()
+    popping = crew.start(handles.open().queue_pop, "q")
+    parking.expect()
+    handles.open().queue_push("q", "entry")
+    assert result(popping) == b"entry"
+
+
+def test_adding_from_many_threads_counts_each(handles: Handles, crew: Crew) -> None:
+    stores = [handles.open() for _ in range(8)]
+    done = [crew.start(lambda store: [store.add("n", 1) for _ in range(50)], store) for store in stores]
+    sums = [total for future in done for total in result(future)]
+    assert sorted(sums) == list(range(1, 401))
+
+
+def test_one_handle_may_be_shared_by_threads(store: Store, crew: Crew) -> None:
+    def work(worker: int) -> None:
+        for turn in range(50):
+            store.set(f"{worker}/{turn}", f"{worker} {turn}")
+            assert store.get(f"{worker}/{turn}") == f"{worker} {turn}".encode()
+
+    for future in [crew.start(work, worker) for worker in range(8)]:
+        result(future)
+    assert store.num_keys() == 400
+
+
+def test_compare_set_has_one_winner(handles: Handles, crew: Crew) -> None:
+    stores = [handles.open() for _ in range(8)]
+    start = threading.Barrier(8)
+
+    def claim(number: int) -> bytes:
+        start.wait(SOON_S)
+        return stores[number].compare_set("leader", "", str(number))
+
+    answers = {result(future) for future in [crew.start(claim, number) for number in range(8)]}
+    assert answers == {handles.open().get("leader")}
+
+
+def test_a_thread_in_memory_does_not_stand_in_the_way_of_others(parking: Parking, crew: Crew) -> None:
+    store = MemoryStore(timedelta(seconds=SOON_S))
+    waiting = crew.start(store.get, "key")
+    parking.expect()
+    store.set("key", "v")
+    assert result(waiting) == b"v"
