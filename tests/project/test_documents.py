@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from rallypoint.core.phases import diagram
+from rallypoint.elastic.rallypoint_handler import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +26,14 @@ def test_the_picture_of_the_phases_is_the_one_the_core_draws(rewrite: bool) -> N
 def test_the_example_in_the_readme_prints_what_it_says() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    told = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True).stdout
-    assert "node1 founded the run for 2:4 nodes" in told
-    assert told.splitlines()[-1] == "2 of at most 4 nodes are here (node1, node2); the last call ends in 29.0 s"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    example = example.replace("29400", str(port))
+    told = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == ["0 1 b'hello'", "False", "2"]
+
+
+def test_every_option_of_the_backend_stands_in_the_documents() -> None:
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    assert [option.name for option in OPTIONS if f"`{option.name}`" not in text] == []
