@@ -1,0 +1,210 @@
+"""Servers and nodes as processes that tests command and listen to.  Tests wait for events; nobody sleeps.
+
+Every process is ended by its own id, at the end of the test at the latest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 40.0
+"""How long an event may take on a machine that is very busy; a test that passes never waits for so long."""
+
+FAST = {"heartbeat_interval": 0.3, "heartbeat_timeout": 3.0, "last_call_timeout": 0.3, "join_timeout": 40.0}
+NIMBLE = {**FAST, "heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
+
+Event = dict[str, Any]
+
+
+class Actor:
+    """A process that says what happens in JSON lines."""
+
+    def __init__(self, module: str, *arguments: str, before: Sequence[str] = ()) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+        self.process = subprocess.Popen(
+            [*before, sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.seen: list[Event] = []
+        self.errors: list[str] = []
+        self._events: queue.Queue[Event | None] = queue.Queue()
+        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def expect(self, kind: str, timeout_s: float = PATIENCE_S, **wanted: Any) -> Event:
+        """Wait for an event of this kind with these details; an error that was not asked for fails the test."""
+        while True:
+            try:
+                event = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                raise AssertionError(f"no {kind!r} with {wanted} came; {self.account()}") from None
+            assert event is not None, f"the process ended before {kind!r} with {wanted}; {self.account()}"
+            self.seen.append(event)
+            if event["event"] == kind and all(event.get(name) == value for name, value in wanted.items()):
+                return event
+            assert event["event"] != "error", f"an error came where {kind!r} with {wanted} was awaited: {event}"
+
+    def heard(self, kind: str) -> list[Event]:
+        """All events of this kind that have come up to now."""
+        while not self._events.empty():
+            event = self._events.get()
+            if event is None:
+                self._events.put(None)
+                break
+            self.seen.append(event)
+        return [event for event in self.seen if event["event"] == kind]
+
+    def account(self) -> str:
+        return f"seen: {self.seen}; said on stderr: {''.join(self.errors)[-3000:]}"
+
+    def order(self, do: str, **arguments: Any) -> None:
+        """Tell the process to do something; what comes of it is an event."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors.extend(self.process.stderr)
+
+
+class Server(Actor):
+    """A standalone server."""
+
+    def __init__(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0) -> None:
+        arguments = ["--port", str(port), "--hold", str(hold_s), "--connections", str(connections)]
+        super().__init__("tests.faults.serve", *arguments, *(["--state", str(state)] if state else []))
+        self.port = int(self.expect("serving")["port"])
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+class Node(Actor):
+    """A node of a run."""
+
+    def __init__(self, name: str, *, before: Sequence[str] = ()) -> None:
+        super().__init__("tests.faults.node", before=before)
+        self.name = name
+        self.expect("ready")
+
+    def join(self, endpoint: str, nodes: str | int, run: str = "run", **options: Any) -> None:
+        """Join; unless told otherwise, without ever hosting the server itself."""
+        given = {"node_name": self.name, "is_host": False, **FAST, **options}
+        self.order("join", endpoint=endpoint, run=run, nodes=str(nodes), options=given)
+
+    def ask(self, do: str, answer: str, **arguments: Any) -> Event:
+        self.order(do, **arguments)
+        return self.expect(answer)
+
+    def again(self) -> None:
+        self.order("again")
+
+    def placed(self, **wanted: Any) -> Event:
+        return self.expect("placed", **wanted)
+
+    def changed(self) -> Event:
+        return self.expect("changed")
+
+    def failed(self, kind: str) -> str:
+        """Wait for this type of error; its text."""
+        return str(self.expect("error", type=kind)["text"])
+
+    def waiting(self) -> int:
+        """What `num_nodes_waiting()` answers now."""
+        return int(self.ask("waiting", "waiting")["count"])
+
+
+class Stage:
+    """Makes actors, and ends them all when the test ends."""
+
+    def __init__(self) -> None:
+        self.actors: list[Actor] = []
+
+    def server(
+        self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0
+    ) -> Server:
+        server = Server(port=port, hold_s=hold_s, state=state, connections=connections)
+        self.actors.append(server)
+        return server
+
+    def nodes(self, *names: str, before: Sequence[str] = ()) -> list[Node]:
+        nodes: list[Node] = []
+        for name in names:
+            nodes.append(Node(name, before=before))
+            self.actors.append(nodes[-1])
+        return nodes
+
+    def node(self, name: str, *, before: Sequence[str] = ()) -> Node:
+        return self.nodes(name, before=before)[0]
+
+    def end(self) -> None:
+        for actor in self.actors:
+            actor.kill()
+
+
+def by_rank(nodes: Sequence[Node], **wanted: Any) -> list[Node]:
+    """The nodes in the order of the ranks that they get; all of them in one world."""
+    places = {node.name: node.placed(**wanted) for node in nodes}
+    assert len({place["fence"] for place in places.values()}) == 1, places
+    assert sorted(place["rank"] for place in places.values()) == list(range(len(nodes))), places
+    assert {place["size"] for place in places.values()} == {len(nodes)}, places
+    return sorted(nodes, key=lambda node: int(places[node.name]["rank"]))
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,116 @@
+"""A node as a process of its own: `python -m tests.faults.node`.  Commands come in, and events go out, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import rallypoint
+from rallypoint.elastic.place import Place
+from rallypoint.stores.errors import StoreError
+from tests.faults.wire import Wire
+
+_speaking = threading.Lock()
+
+
+def say(event: str, **details: Any) -> None:
+    """One line for the test to read."""
+    with _speaking:
+        print(json.dumps({"event": event, **details}), flush=True)
+
+
+class Puppet:
+    """Does what it is told: each method is a command."""
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.kept: list[Any] = []
+
+    def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
+        self.placed(rallypoint.join(endpoint, run=run, nodes=nodes, **options))
+
+    def again(self) -> None:
+        self.placed(self.here().again())
+
+    def placed(self, place: Place) -> None:
+        self.place = place
+        fence, store = place.fence, f"{place.store.host}:{place.store.port}"
+        say("placed", rank=place.rank, size=place.world_size, round=place.round, fence=fence, store=store)
+        threading.Thread(target=self.watch, args=(place, fence), daemon=True).start()
+
+    def watch(self, place: Place, fence: str) -> None:
+        place.changed.wait()
+        say("changed", fence=fence, closed=place._member.is_closed(), why=place._member.view.why)
+
+    def waiting(self) -> None:
+        member = self.here()._member
+        say("waiting", count=member.waiting(), closed=member.is_closed(), connected=member.link.is_connected)
+
+    def peers(self) -> None:
+        say("peers", peers=[[peer.rank, peer.name, peer.address] for peer in self.here().peers()])
+
+    def set(self, key: str, value: str) -> None:
+        self.here().store.set(key, value)
+        say("stored", key=key)
+
+    def get(self, key: str) -> None:
+        say("value", key=key, value=self.here().store.get(key).decode())
+
+    def check(self, key: str) -> None:
+        say("checked", key=key, there=self.here().store.check([key]))
+
+    def finish(self) -> None:
+        say("left", done=self.here().finished())
+
+    def withdraw(self) -> None:
+        self.here().__exit__(RuntimeError, RuntimeError("told to"), None)
+        say("left", done=True)
+
+    def close(self) -> None:
+        self.here()._member.close_run()
+        say("closed")
+
+    def step(self, endpoint: str, run: str, until: str) -> None:
+        """Join by hand up to a step, and stay there."""
+        host, _, port = endpoint.rpartition(":")
+        if until == "before connect":
+            self.kept.append(socket.socket())
+        else:
+            wire = Wire(host, int(port))
+            self.kept.append(wire)
+            for name, action in wire.steps(run, "half-way", min_nodes=2, max_nodes=3):
+                if name == until:
+                    break
+                action()
+        say("there", step=until)
+
+    def here(self) -> Place:
+        if self.place is None:
+            raise RuntimeError("join first")
+        return self.place
+
+
+def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
+    try:
+        command(**arguments)
+    except (rallypoint.RendezvousError, StoreError, TimeoutError, ValueError, OSError) as exc:
+        say("error", type=type(exc).__name__, text=str(exc))
+
+
+def main() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    puppet = Puppet()
+    say("ready")
+    for line in sys.stdin:
+        order = json.loads(line)
+        command = getattr(puppet, order.pop("do"))
+        threading.Thread(target=obey, args=(command, order), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
