@@ -113,7 +113,7 @@ OFFENCES = {
             "etcd_client/__init__.py": "",
             "core/planted.py": "import rallypoint.etcd_client\nimport rallypoint.events\n",
         },
-        broken=(CORE_ALONE,),
+        broken=(CORE_ALONE, CORE_PURE),  # the recorder has threads and a clock
         named=("rallypoint.core.planted -> rallypoint.etcd_client", "rallypoint.core.planted -> rallypoint.events"),
     ),
     "a core that sees the layers above it": Offence(
