@@ -170,9 +170,7 @@ class Stage:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
 
-    def server(
-        self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0
-    ) -> Server:
+    def server(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0) -> Server:
         server = Server(port=port, hold_s=hold_s, state=state, connections=connections)
         self.actors.append(server)
         return server

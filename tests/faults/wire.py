@@ -50,9 +50,7 @@ class Wire:
 
     def hello(self, run: str = "", node_id: str = "", connection: int = 1) -> None:
         number = connection if node_id else 0
-        self.socket.sendall(
-            protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION, run, node_id, number))
-        )
+        self.socket.sendall(protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION, run, node_id, number)))
         self.expect(protocol.Welcome)
 
     def join(self, node_id: str, min_nodes: int, max_nodes: int, settings: Settings | None = None) -> None:

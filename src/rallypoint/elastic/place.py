@@ -34,7 +34,11 @@ def join(endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | Non
     params = RendezvousParameters(BACKEND, endpoint, run, low, high, local_addr, **options)
     read = read_options(BACKEND, params.config, OPTIONS)
     member = create_member(params, read)
-    return Place(member, read[JOIN_TIMEOUT], member.join(read[JOIN_TIMEOUT]))
+    try:
+        return Place(member, read[JOIN_TIMEOUT], member.join(read[JOIN_TIMEOUT]))
+    except BaseException:
+        member.leave(Reason.WITHDREW, "its join failed", patience_s=0.0)
+        raise
 
 
 class Place:

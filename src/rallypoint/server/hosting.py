@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+from collections import defaultdict
 
 from rallypoint.server.coordinator import Happening
 from rallypoint.server.recording import tell
@@ -17,7 +19,8 @@ from rallypoint.server.sockets import is_taken, listen
 log = logging.getLogger("rallypoint.server")
 
 _hosted: dict[tuple[str, int], Service] = {}
-"""What this process hosts; touched on the background loop only."""
+_users: defaultdict[tuple[str, int], set[Host]] = defaultdict(set)
+"""What this process hosts, and for whom; touched on the background loop only."""
 
 
 class Host:
@@ -32,6 +35,7 @@ class Host:
         """Bind the endpoint if nobody has it; whether this process serves it now.  On the background loop only."""
         key = (self.address, self.port)
         if key in _hosted:
+            _users[key].add(self)
             return True
         try:
             listener = listen(self.address, self.port)
@@ -41,6 +45,16 @@ class Host:
             return False
         self._start(key, listener)
         return True
+
+    async def release(self) -> None:
+        """This process has no more use for the server; it ends with its last user.  On the background loop only."""
+        key = (self.address, self.port)
+        _users[key].discard(self)
+        if not _users[key]:
+            del _users[key]
+            service = _hosted.pop(key, None)
+            if service is not None:
+                await service.stop()
 
     @property
     def service(self) -> Service | None:
@@ -55,6 +69,7 @@ class Host:
         )
         service = Service(only_run=self.run_id, visitors=False, tell=_tell)
         _hosted[key] = service
+        _users[key].add(self)
         starting = asyncio.get_running_loop().create_task(service.start(listener))
         starting.add_done_callback(lambda _: None)
 
@@ -63,11 +78,20 @@ def _tell(happening: Happening) -> None:
     tell(happening)
 
 
+def _forget_hosted() -> None:
+    """A forked child hosts nothing."""
+    _hosted.clear()
+    _users.clear()
+
+
+os.register_at_fork(after_in_child=_forget_hosted)
+
+
 def local_address(host: str) -> str:
     """The address of this machine that a host name stands for; empty where it stands for another machine."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return ""
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:

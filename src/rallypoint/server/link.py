@@ -99,6 +99,9 @@ class Link:
 
     def ask(self, ask: Callable[[int], protocol.Ask], timeout_s: float) -> protocol.Answer:
         """Ask the server something and wait for the answer."""
+        deadline = time.monotonic() + timeout_s
+        if not self.wait(lambda _: self.is_connected or self.refusal is not None, deadline):
+            raise RendezvousConnectionError(f"the authority at {self.where()} cannot be reached: {self.trouble}")
         answered: list[protocol.Answer] = []
         arrived = threading.Event()
 
@@ -106,8 +109,8 @@ class Link:
             answered.append(what)
             arrived.set()
 
-        self._order(lambda: self._send(self._session.ask(ask, answer)))
-        if not arrived.wait(timeout_s):
+        self._order(lambda: self._ask(ask, answer))
+        if not arrived.wait(max(deadline - time.monotonic(), 0.0)):
             raise RendezvousConnectionError(f"the authority at {self.where()} did not answer within {timeout_s:.0f} s")
         return answered[0]
 
@@ -152,6 +155,12 @@ class Link:
         except ValueError as exc:
             log.debug("not joined: %s", exc)
         self._start()
+
+    def _ask(self, ask: Callable[[int], protocol.Ask], answer: Callable[[protocol.Answer], None]) -> None:
+        if self._transport is None or self._transport.is_closing():
+            answer(protocol.Done(0, False, "the connection to the authority ended"))
+        else:
+            self._send(self._session.ask(ask, answer))
 
     def _start(self) -> None:
         if self._task is None and not self._closed:

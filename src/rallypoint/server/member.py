@@ -30,6 +30,9 @@ from rallypoint.server.hosting import Host, local_address
 from rallypoint.server.link import Link
 from rallypoint.server.session import Session
 from rallypoint.server.store import Offer, RoundStore
+from rallypoint.stores.errors import StoreError
+
+_INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
 
 
 class Member:
@@ -56,6 +59,7 @@ class Member:
         self.call_s = call_s
         self.close_s = close_s
         self._offer: Offer | None = None
+        self._closed_run = False
         self._storing = threading.Lock()
         self._store: RoundStore | None = None
         self._own_address = bool(node.address)
@@ -117,7 +121,7 @@ class Member:
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
         self.link.check()
-        return self.view.state is State.CLOSED
+        return self._closed_run or self.view.state is State.CLOSED
 
     def close_run(self) -> None:
         """Close the run for everybody, and wait for the word that it is."""
@@ -131,7 +135,8 @@ class Member:
                 f"run {self.run_id!r} could not be closed: the authority at {self.link.where()} cannot be reached: "
                 f"{self.link.trouble}"
             )
-        self.link.wait(lambda view: view.state in (State.CLOSED, State.IDLE, State.FINISHED), deadline)
+        self._is_heard(deadline)
+        self._closed_run = self.link.wait(lambda view: view.state not in _INVOLVED, deadline)
 
     def peers(self) -> Iterator[protocol.Peer]:
         """The members of the world, page by page, in the order of their ranks."""
@@ -143,6 +148,8 @@ class Member:
             answer = self.link.ask(partial(_ask_peers, seal_id, start), self.call_s)
             if not isinstance(answer, protocol.Peers):
                 raise RendezvousError(getattr(answer, "why", "") or "the authority did not say who the peers are")
+            if not answer.page:
+                raise RendezvousError(f"the authority knows {answer.total} of {world.size} peers only")
             yield from answer.page
             start += len(answer.page)
 
@@ -157,19 +164,25 @@ class Member:
                     self._offer.withdraw()
             return self._store
 
-    def leave(self, reason: Reason, why: str = "") -> bool:
+    def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
+        if self._left:
+            return True
         self._left = True
+        deadline = time.monotonic() + (self.close_s if patience_s is None else patience_s)
+        done = True
         if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             self.link.leave(reason, why)
-        deadline = time.monotonic() + self.close_s
-        done = True
+            if reason is Reason.FINISHED or self.link.is_connected:
+                # A process that ends too early is taken for a lost one.
+                done = self._is_heard(deadline)
         if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
-            done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline)
+            done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
         self.link.close()
-        if self._host is not None and self._host.service is not None:
+        if self._host is not None:
             done = background().run(_until_quiet(self._host, max(deadline - time.monotonic(), 0.0))) and done
-        self._release_store()
+        with self._storing:
+            self._release_store()
         if self._offer is not None:
             self._offer.withdraw()
         return done
@@ -194,8 +207,25 @@ class Member:
         if self._offer is None or not self._offer.is_open or self._offer.address != address:
             if self._offer is not None:
                 self._offer.withdraw()
-            self._offer = Offer(address)
+            try:
+                self._offer = Offer(address)
+            except StoreError as exc:
+                raise RendezvousError(
+                    f"this node would serve a store on {address}, but {exc}: local_addr must be an address of this "
+                    f"machine"
+                ) from exc
         return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
+
+    def _is_heard(self, deadline: float) -> bool:
+        """Wait until the authority has heard all that was said up to now; False where it does not in time."""
+        while (left_s := deadline - time.monotonic()) > 0 and not self._hung_up():
+            try:
+                answer = self.link.ask(partial(_ask_peers, "", 0), left_s)
+            except RendezvousConnectionError:
+                return False
+            if answer.number:
+                return True
+        return False
 
     def _hung_up(self) -> bool:
         return self.link.refusal is not None
@@ -248,14 +278,15 @@ async def _on_loop(host: Host) -> bool:
 
 
 async def _until_quiet(host: Host, timeout_s: float) -> bool:
-    """Wait until nobody is connected to the server that this process hosts."""
+    """Wait until nobody is connected to the server that this process hosts, and let go of it."""
     import asyncio
 
     service = host.service
-    if service is None or not service.connections:
-        return True
     try:
-        await asyncio.wait_for(service.quiet.wait(), timeout_s)
+        if service is not None and service.connections:
+            await asyncio.wait_for(service.quiet.wait(), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         return False
+    finally:
+        await host.release()
     return True

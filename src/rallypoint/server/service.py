@@ -71,6 +71,7 @@ class Service:
             self._timer.cancel()
         if self._server is not None:
             self._server.close()
+            self._server = None
         for line in list(self._lines.values()):
             line.transport.close()
         if self._state is not None:
@@ -125,6 +126,8 @@ class Service:
         self.perform(self.coordinator.tick(time.monotonic()))
 
     def _plan(self) -> None:
+        if self._server is None:
+            return
         due = self.coordinator.wake_at(time.monotonic())
         if self._timer is not None:
             if self._timer.when() <= due:
