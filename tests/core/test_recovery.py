@@ -101,7 +101,7 @@ def test_a_world_that_every_rank_still_holds_goes_on_and_nobody_is_disturbed() -
     stage = restarted(2, 3)
     claim(stage, "a", 0)
     claim(stage, "c", 2)
-    assert "2 of 3 ranks of round 4 have spoken, missing: 1; at most 7.0 s more" in stage.situation()
+    assert "2 of 3 ranks of round 4 have spoken, missing: rank 1; at most 7.0 s more" in stage.situation()
     claim(stage, "b", 1)
     assert stage.ranked == ["a", "b", "c"]
     assert (stage.world.incarnation, stage.world.round, stage.world.seal_id) == ("old", 4, "s4")
@@ -110,7 +110,7 @@ def test_a_world_that_every_rank_still_holds_goes_on_and_nobody_is_disturbed() -
 
 
 def test_an_announcement_made_twice_says_nothing_new() -> None:
-    stage = restarted()
+    stage = restarted(2, 3)
     claim(stage, "a", 0)
     before = stage.run
     claim(stage, "a", 0)

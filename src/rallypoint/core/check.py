@@ -47,6 +47,8 @@ def _the_phase_fits(run: Run) -> Iterator[str]:
         yield "a current world has no member left"
     if run.phase is not Phase.GATHERING and (run.regroup_ends is not None or run.last_call_ends is not None):
         yield f"a call runs while the phase is {run.phase.value}"
+    if run.live and not run.incarnation and run.phase is not Phase.RECOVERING:
+        yield "nodes are here, but the run has no incarnation"
     if run.returned and run.world is None:
         yield "nodes came back, but there was no world"
 

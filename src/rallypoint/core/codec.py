@@ -16,7 +16,22 @@ import msgspec
 from rallypoint.core.changes import change
 from rallypoint.core.check import complaints
 from rallypoint.core.events import Message
-from rallypoint.core.model import Bounds, Closing, Crash, Node, Phase, Run, Settings, Token, Waiter, World
+from rallypoint.core.model import (
+    Bounds,
+    Closing,
+    Count,
+    Crash,
+    Moment,
+    Name,
+    Node,
+    Phase,
+    Round,
+    Run,
+    Settings,
+    Token,
+    Waiter,
+    World,
+)
 from rallypoint.core.notices import Said
 from rallypoint.core.table import Table
 from rallypoint.errors import RendezvousStateError
@@ -38,21 +53,21 @@ class _Envelope(msgspec.Struct):
 
 
 class _Crashes(msgspec.Struct):
-    name: str
-    count: int
-    last: float
+    name: Name
+    count: Count
+    last: Moment
 
 
 class _RunRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A run as it is written down.  Members are named by rank; tables that follow from others are left out."""
 
-    run_id: str
+    run_id: Name
     phase: Phase
     bounds: Bounds
     incarnation: Token = ""
     settings: Settings = Settings()
-    round: int = 0
-    arrivals: int = 0
+    round: Round = 0
+    arrivals: Round = 0
     world: World | None = None
     active: list[int] = []
     finished: list[int] = []
@@ -62,10 +77,10 @@ class _RunRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     paused: list[Waiter] = []
     spares: list[Waiter] = []
     crashes: list[_Crashes] = []
-    last_call_ends: float | None = None
-    regroup_ends: float | None = None
-    told_waiting: int = 0
-    told_at: float = 0.0
+    last_call_ends: Moment | None = None
+    regroup_ends: Moment | None = None
+    told_waiting: Count = 0
+    told_at: Moment = 0.0
     closing: Closing | None = None
 
 

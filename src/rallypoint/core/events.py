@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from rallypoint.core.model import Bounds, Count, Ending, Name, Node, Reason, Settings, Size, Text, Token
+from rallypoint.core.model import Bounds, Count, Ending, Name, Node, Reason, Settings, Size, Token, Why
 
 
 class Standing(enum.Enum):
@@ -71,7 +71,7 @@ class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True)
     round_seen: Count = 0
     waiting: Count = 0
     ending: Ending = Ending.FAILED
-    why: Text = ""
+    why: Why = ""
 
 
 class Left(msgspec.Struct, frozen=True, tag="leave", omit_defaults=True):
@@ -80,14 +80,14 @@ class Left(msgspec.Struct, frozen=True, tag="leave", omit_defaults=True):
     node_id: Name
     reason: Reason
     seal_id: Token = ""
-    why: Text = ""
+    why: Why = ""
 
 
 class CloseAsked(msgspec.Struct, frozen=True, tag="close", omit_defaults=True):
     """Somebody closes the run for everybody.  `incarnation`, where given, must be the run's own."""
 
     by: Name
-    why: Text = ""
+    why: Why = ""
     ending: Ending = Ending.FAILED
     incarnation: Token = ""
 
@@ -96,7 +96,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     """The authority has given a node up (rule 6): its lease ended, or its connection did not come back."""
 
     node_id: Name
-    why: Text
+    why: Why
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag="time"):

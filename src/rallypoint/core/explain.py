@@ -11,6 +11,7 @@ from itertools import chain, islice
 from rallypoint.core.model import Bounds, Node, Phase, Run, Waiter
 
 SHOWN = 6
+LOOKED_AT = 64
 
 
 def nodes(count: int) -> str:
@@ -37,7 +38,9 @@ def names(some: Iterable[str], count: int) -> str:
     """The first few names, and how many more there are."""
     shown = list(islice(some, SHOWN))
     rest = f" and {count - len(shown)} more" if count > len(shown) else ""
-    return ", ".join(shown) + rest if shown else "nobody"
+    if not shown:
+        return nodes(count) if count else "nobody"
+    return ", ".join(shown) + rest
 
 
 def here(run: Run) -> str:
@@ -121,9 +124,8 @@ def admission(run: Run, now: float) -> str:
 
 def pause(run: Run, waiter: Waiter, now: float) -> str:
     """Why a newcomer is kept out for a while."""
-    crash = run.crashes[waiter.node.name]
     return (
-        f"{waiter.node.name} was lost or too late {crash.count} times lately: it is let in again in "
+        f"{waiter.node.name} was lost or too late several times lately: it is let in again in "
         f"{seconds(waiter.paused_until - now)}, so that one bad node does not restart the whole job for ever"
     )
 
@@ -135,7 +137,8 @@ def recovering(run: Run, now: float) -> str:
     if not run.claims:
         return f"the authority has just started and listens for nodes of an earlier life, at most {left} more"
     claim = next(run.claims.values())
-    missing = [str(rank) for rank in range(min(claim.size, 1000)) if rank not in run.claims]
+    # Only the first few ranks are looked at: the sentence must not cost more than the join that it answers.
+    missing = (f"rank {rank}" for rank in range(min(claim.size, LOOKED_AT)) if rank not in run.claims)
     return (
         f"the authority has just started; {len(run.claims)} of {claim.size} ranks of round {claim.round} have spoken, "
         f"missing: {names(missing, claim.size - len(run.claims))}; at most {left} more"

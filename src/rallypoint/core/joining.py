@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 
@@ -13,6 +13,8 @@ from rallypoint.core.events import Announced, Joined
 from rallypoint.core.model import Node, Phase, Role, Run, Waiter, find_waiter
 from rallypoint.core.notices import Fenced, Refused, RunClosed, place
 from rallypoint.core.table import Table
+
+LOOKED_AT = 16
 
 
 def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
@@ -42,8 +44,8 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
     if said.bounds != run.bounds:
         why = explain.bounds_differ(run, node.name, said.bounds)
         return Step(run, tell(node.id, Refused(why)), why)
-    other = _anyone(run)
-    if other is not None and _is_loopback(node) != _is_loopback(other) and node.address and other.address:
+    other = _someone_with_an_address(run)
+    if other is not None and node.address and _is_loopback(node) != _is_loopback(other):
         why = explain.addresses_differ(node, other)
         return Step(run, tell(node.id, Refused(why)), why)
     until = pause_ends(run, node.name, now)
@@ -115,6 +117,9 @@ def _join_while_recovering(run: Run, said: Joined | Announced) -> Step:
     if seat is not None:
         spoken = recovery.claimed(spoken.run, said, seat, holds=False).after(spoken)
     run = spoken.run
+    rank = run.ranks.get(node.id)
+    if rank is not None and (run.claims[rank].holds or run.claims[rank].finished):
+        return spoken  # an old join, that was answered long ago
     known = find_waiter(run, node.id)
     if known is not None:
         return _refresh(run, msgspec.structs.replace(known, node=node)).after(spoken)
@@ -158,11 +163,12 @@ def _knows(run: Run, node_id: str) -> bool:
     return node_id in run.active or find_waiter(run, node_id) is not None
 
 
-def _anyone(run: Run) -> Node | None:
-    """Some node that is here."""
+def _someone_with_an_address(run: Run) -> Node | None:
+    """A node that is here and says where; among the first few, for a join must not cost more than that."""
     members = run.world.members if run.world is not None else ()
     waiters = chain.from_iterable(table.values() for table in (run.returned, run.queue, run.paused, run.spares))
-    return next(chain((members[rank] for rank in run.active.values()), (waiter.node for waiter in waiters)), None)
+    present = chain((members[rank] for rank in run.active.values()), (waiter.node for waiter in waiters))
+    return next((node for node in islice(present, LOOKED_AT) if node.address), None)
 
 
 def _is_loopback(node: Node) -> bool:

@@ -36,7 +36,7 @@ def finish(run: Run, node_id: str, now: float) -> Step:
     done = change(run, active=run.active.without(node_id), finished=run.finished.set(node_id, run.active[node_id]))
     if run.phase is Phase.CLOSED:
         return Step(done, (), told)
-    if not done.active and not done.returned:
+    if not done.active and not done.returned and run.phase is Phase.SEALED:
         return close(done, Ending.SUCCEEDED, "all members have finished", now).after(Step(run, (), told))
     return close_if_too_few(done, now).after(Step(run, (), told))
 

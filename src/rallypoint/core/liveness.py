@@ -46,7 +46,7 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
     if known is not None and connection < known.connection:
         return life, False
     sign = Sign(connection, now)
-    if known is None:
+    if known is None or known.allowance:
         return _note(life, node_id, sign, now + settings.heartbeat_timeout_s), True
     back = known.ended is not None
     # The entry in `due` stays where it is and is judged when it comes up: a heartbeat costs one small change.

@@ -16,8 +16,11 @@ from rallypoint.core.table import Table
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Token = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
+Why = Annotated[str, Meta(max_length=1024)]
+"""A reason that somebody gave: short enough to stand in a sentence of ours."""
 Count = Annotated[int, Meta(ge=0, le=2**31)]
-Round = Annotated[int, Meta(ge=0)]
+Round = Annotated[int, Meta(ge=0, le=2**53)]
+Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Size = Annotated[int, Meta(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -120,10 +123,10 @@ class World(msgspec.Struct, frozen=True):
     """A sealed world (rule 3), equal to another by seal id only.  `members` stand in the order of their ranks."""
 
     incarnation: Token
-    round: int
+    round: Round
     seal_id: Token
     members: tuple[Node, ...]
-    sealed_at: float
+    sealed_at: Moment
 
     @property
     def size(self) -> int:
@@ -140,8 +143,8 @@ class Waiter(msgspec.Struct, frozen=True):
     """A node that is here and holds no world, its number in the order of arrival, and until when it is paused."""
 
     node: Node
-    arrival: int
-    paused_until: float = 0.0
+    arrival: Round
+    paused_until: Moment = 0.0
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -154,6 +157,7 @@ class Claim(msgspec.Struct, frozen=True):
     size: int
     holds: bool
     finished: bool = False
+    gone: bool = False
 
 
 class Crash(msgspec.Struct, frozen=True):
@@ -167,8 +171,8 @@ class Closing(msgspec.Struct, frozen=True):
     """How, why and when a run closed."""
 
     ending: Ending
-    why: str
-    at: float
+    why: Text
+    at: Moment
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,9 @@ _STANDINGS = {
 }
 
 
+LONGEST_WHY = 1024
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """All that a node knows of its run."""
 
@@ -91,7 +94,7 @@ def announce(view: View) -> Announced | None:
         round_seen=view.round_seen,
         waiting=view.waiting,
         ending=view.ending,
-        why=view.why if standing is Standing.CLOSED else "",
+        why=view.why[:LONGEST_WHY] if standing is Standing.CLOSED else "",
     )
 
 
@@ -100,7 +103,7 @@ def leave(view: View, reason: Reason, why: str = "") -> tuple[View, Left]:
     if reason is Reason.FINISHED and view.state is not State.HOLDS:
         reason = Reason.WITHDREW
     after = _change(view, state=State.FINISHED if reason is Reason.FINISHED else State.IDLE, deadline=None)
-    return after, Left(view.node.id, reason, view.world.seal_id if view.world else "", why)
+    return after, Left(view.node.id, reason, view.world.seal_id if view.world else "", why[:LONGEST_WHY])
 
 
 def hear(view: View, said: Said) -> View:

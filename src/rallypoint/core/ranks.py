@@ -38,7 +38,7 @@ NaturalKey = tuple[tuple[bool, int, str], ...]
 
 def natural(name: str) -> NaturalKey:
     """A sorting key by which node9 comes before node10."""
-    return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(name))
+    return tuple((part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name))
 
 
 def by_nature(candidate: Candidate) -> tuple[list[NaturalKey], NaturalKey, int]:

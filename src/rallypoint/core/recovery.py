@@ -6,6 +6,8 @@ spoken; ranks not heard by then are lost.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
 from rallypoint.core.changes import Step, change, close, depart, enter, found, tell
@@ -27,6 +29,9 @@ def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, fini
     """A node speaks of a world of an earlier life."""
     node = said.node
     highest = next(run.claims.values(), None)
+    wrong = _contradiction(run, highest, said, seat)
+    if wrong:
+        return Step(run, tell(node.id, Fenced(seat.seal_id, wrong)), wrong)
     claim = Claim(node, said.incarnation, seat.round, seat.seal_id, seat.size, holds, finished)
     if highest is None or seat.round > highest.round:
         superseded = tuple(
@@ -49,9 +54,6 @@ def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, fini
             f"{node.name} speaks of round {seat.round}, but round {highest.round} came after it",
         )
     known = run.claims.get(seat.rank)
-    if known is not None and known.node.id != node.id:
-        why = f"rank {seat.rank} of round {seat.round} is {known.node.name}"
-        return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
     if known is not None:
         # What is broken stays broken, and who has finished stays finished: an older message may arrive late.
         claim = msgspec.structs.replace(claim, holds=holds and known.holds, finished=finished or known.finished)
@@ -59,12 +61,32 @@ def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, fini
     return Step(noted) if noted is run else Step(noted, (), _spoke(node, seat))
 
 
+def _contradiction(run: Run, highest: Claim | None, said: Joined | Announced, seat: Seat) -> str:
+    """Why what a node says of a world cannot be true beside what others said; empty if it can."""
+    name = said.node.name
+    if not said.incarnation:
+        return f"{name} speaks of round {seat.round} of an incarnation that it does not name"
+    if seat.size > said.bounds.max:
+        return f"{name} speaks of a world of {seat.size}, where {said.bounds.max} are the most that it asks for"
+    if highest is None or highest.seal_id != seat.seal_id:
+        return ""
+    if (highest.incarnation, highest.round, highest.size) != (said.incarnation, seat.round, seat.size):
+        return f"{name} and {highest.node.name} speak of round {seat.round}, but not of the same world"
+    known = run.claims.get(seat.rank)
+    if known is not None and known.node.id != said.node.id:
+        return f"rank {seat.rank} of round {seat.round} is {known.node.name}"
+    if run.ranks.get(said.node.id, seat.rank) != seat.rank:
+        return f"{name} speaks of two ranks in round {seat.round}"
+    return ""
+
+
 def silenced(run: Run, node_id: str, *, finished: bool = False) -> Run:
     """A node that had spoken goes while the authority still recovers: its rank is out, or has finished."""
     rank = run.ranks.get(node_id)
     if rank is None or run.claims[rank].finished:
         return run
-    claim = msgspec.structs.replace(run.claims[rank], holds=finished and run.claims[rank].holds, finished=finished)
+    known = run.claims[rank]
+    claim = msgspec.structs.replace(known, holds=finished and known.holds, finished=finished, gone=not finished)
     return change(run, claims=run.claims.set(rank, claim))
 
 
@@ -85,43 +107,47 @@ def conclude(run: Run, now: float, mint: str) -> Step:
     highest = next(run.claims.values(), None)
     if highest is None:
         fresh = found(run, run.bounds, run.settings, mint)
-        kept = change(fresh, queue=run.queue, spares=run.spares, paused=run.paused, pauses=run.pauses)
+        kept = change(fresh, queue=run.queue, spares=run.spares)
         return Step(kept, (), "nobody speaks of an earlier world: the run starts anew" if run.live else "")
     world = World(highest.incarnation, highest.round, highest.seal_id, _roster(run, highest), now)
-    holders = {c.node.id: rank for rank, c in run.claims.items() if c.holds and not c.finished}
+    back = {i: w for i, w in chain(run.queue.items(), run.spares.items()) if i in run.ranks}
     finished = {c.node.id: rank for rank, c in run.claims.items() if c.finished}
+    here = {c.node.id: rank for rank, c in run.claims.items() if not (c.finished or c.gone or c.node.id in back)}
+    holders = sum(c.holds and not c.finished for c in run.claims.values())
     adopted = change(
         run,
         incarnation=highest.incarnation,
         world=world,
-        active=Table.build(holders.items()),
+        active=Table.build(here.items()),
         finished=Table.build(finished.items()),
         claims=Table(),
         hold_ends=None,
     )
     if len(finished) == world.size:
         return close(adopted, Ending.SUCCEEDED, "all members have finished", now)
-    if len(holders) + len(finished) == world.size:
+    if holders + len(finished) == world.size:
         return Step(
             enter(adopted, Phase.SEALED, told_at=now),
             (),
             f"all {world.size} ranks of round {world.round} still hold it",
         )
-    back = {node_id: w for node_id, w in run.queue.items() if node_id in adopted.ranks}
     broken = enter(
         adopted,
         Phase.GATHERING,
         returned=Table.build(back.items()),
         queue=Table.build((i, w) for i, w in run.queue.items() if i not in back),
+        spares=Table.build((i, w) for i, w in run.spares.items() if i not in back),
         regroup_ends=now + run.settings.regroup_s,
     )
-    why = f"only {len(holders)} of {world.size} ranks of round {world.round} still hold it"
+    why = f"only {holders} of {world.size} ranks of round {world.round} still hold it"
     return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why)
 
 
 def closed_before(run: Run, said: Announced, now: float, mint: str) -> Step:
     """One node knows that the run was closed: that suffices, unless others speak of a later incarnation."""
     highest = next(run.claims.values(), None)
+    if not said.incarnation:
+        return Step(run, (), f"{said.node.name} speaks of a closed run that it does not name")
     if highest is None:
         known = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
         return close(known, said.ending, said.why, now)

@@ -12,7 +12,7 @@ from rallypoint.core import explain, joining, leaving, recovery, seal
 from rallypoint.core.changes import Step, break_world, change, close, tell
 from rallypoint.core.events import Announced, CloseAsked, Event, Joined, Left, Lost, Standing
 from rallypoint.core.model import Phase, Role, Run, Waiter, find_waiter
-from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, StandBy, WaitingCount
+from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, Refused, StandBy, WaitingCount
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.core.table import Table
 
@@ -21,6 +21,10 @@ TELL_INTERVAL_S = 1.0
 
 def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Step:
     """Take one event."""
+    if isinstance(event, (Joined, Announced)) and event.settings.rank_policy not in policies and not run.live:
+        # Whoever founds a run sets its policy: one that nobody knows would let it never be sealed.
+        why = f"there is no rank policy {event.settings.rank_policy!r}; there are {', '.join(sorted(policies))}"
+        return Step(run, tell(event.node.id, Refused(why)), why)
     heard = _hear(run, event, now, mint)
     settled = _settle(heard.run, now, mint, policies).after(heard)
     if isinstance(event, (Joined, Announced)):
@@ -105,10 +109,13 @@ def _fence_stranger(run: Run, said: Joined | Announced, now: float) -> Step:
 
 
 def _close_asked(run: Run, event: CloseAsked, now: float, mint: str) -> Step:
-    if run.phase is Phase.CLOSED or (event.incarnation and event.incarnation != run.incarnation):
+    if run.phase is Phase.CLOSED:
         return Step(run, (), f"{event.by} asked to close what is closed")
-    heard = recovery.conclude(run, now, mint) if run.phase is Phase.RECOVERING else Step(run)
-    return close(heard.run, event.ending, event.why or f"{event.by} closed it", now).after(heard)
+    heard = recovery.conclude(run, now, mint) if run.phase is Phase.RECOVERING and run.claims else Step(run)
+    if event.incarnation and heard.run.incarnation and event.incarnation != heard.run.incarnation:
+        return Step(run, (), f"{event.by} asked to close an incarnation that is gone")
+    known = heard.run if heard.run.incarnation else change(heard.run, incarnation=event.incarnation or f"r{mint}")
+    return close(known, event.ending, event.why or f"{event.by} closed it", now).after(heard)
 
 
 def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
