@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 40.0
 """How long an event may take on a machine that is very busy; a test that passes never waits for so long."""
 
-FAST = {"heartbeat_interval": 0.3, "heartbeat_timeout": 3.0, "last_call_timeout": 0.3, "join_timeout": 40.0}
-NIMBLE = {**FAST, "heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
+FAST: dict[str, Any] = {
+    "heartbeat_interval": 0.3,
+    "heartbeat_timeout": 3.0,
+    "last_call_timeout": 0.3,
+    "join_timeout": 40.0,
+}
+NIMBLE: dict[str, Any] = {**FAST, "heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
 
 Event = dict[str, Any]
 
@@ -42,6 +48,7 @@ class Actor:
             bufsize=1,
         )
         self.seen: list[Event] = []
+        self.unclaimed: list[Event] = []
         self.errors: list[str] = []
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
@@ -53,27 +60,39 @@ class Actor:
         return self.process.pid
 
     def expect(self, kind: str, timeout_s: float = PATIENCE_S, **wanted: Any) -> Event:
-        """Wait for an event of this kind with these details; an error that was not asked for fails the test."""
+        """Wait for an event of this kind with these details, be it among those that were passed over.
+
+        An error that was not asked for fails the test.
+        """
+        for number, event in enumerate(self.unclaimed):
+            if _is(event, kind, wanted):
+                return self.unclaimed.pop(number)
         while True:
             try:
-                event = self._events.get(timeout=timeout_s)
+                event = self._next(timeout_s)
             except queue.Empty:
                 raise AssertionError(f"no {kind!r} with {wanted} came; {self.account()}") from None
-            assert event is not None, f"the process ended before {kind!r} with {wanted}; {self.account()}"
-            self.seen.append(event)
-            if event["event"] == kind and all(event.get(name) == value for name, value in wanted.items()):
+            except EOFError:
+                raise AssertionError(f"the process ended before {kind!r} with {wanted}; {self.account()}") from None
+            if _is(event, kind, wanted):
                 return event
             assert event["event"] != "error", f"an error came where {kind!r} with {wanted} was awaited: {event}"
+            self.unclaimed.append(event)
 
     def heard(self, kind: str) -> list[Event]:
         """All events of this kind that have come up to now."""
-        while not self._events.empty():
-            event = self._events.get()
-            if event is None:
-                self._events.put(None)
-                break
-            self.seen.append(event)
+        with suppress(queue.Empty, EOFError):
+            while True:
+                self.unclaimed.append(self._next(0.0))
         return [event for event in self.seen if event["event"] == kind]
+
+    def _next(self, timeout_s: float) -> Event:
+        event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+        if event is None:
+            self._events.put(None)
+            raise EOFError
+        self.seen.append(event)
+        return event
 
     def account(self) -> str:
         return f"seen: {self.seen}; said on stderr: {''.join(self.errors)[-3000:]}"
@@ -100,10 +119,8 @@ class Actor:
             reader.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert pipe is not None
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -113,7 +130,9 @@ class Actor:
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
-        self.errors.extend(self.process.stderr)
+        for line in self.process.stderr:
+            self.errors.append(line)
+            self._events.put({"event": "stderr", "line": line})
 
 
 class Server(Actor):
@@ -122,7 +141,7 @@ class Server(Actor):
     def __init__(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0) -> None:
         arguments = ["--port", str(port), "--hold", str(hold_s), "--connections", str(connections)]
         super().__init__("tests.faults.serve", *arguments, *(["--state", str(state)] if state else []))
-        self.port = int(self.expect("serving")["port"])
+        self.port = port
 
     @property
     def endpoint(self) -> str:
@@ -135,7 +154,6 @@ class Node(Actor):
     def __init__(self, name: str, *, before: Sequence[str] = ()) -> None:
         super().__init__("tests.faults.node", before=before)
         self.name = name
-        self.expect("ready")
 
     def join(self, endpoint: str, nodes: str | int, run: str = "run", **options: Any) -> None:
         """Join; unless told otherwise, without ever hosting the server itself."""
@@ -173,6 +191,7 @@ class Stage:
     def server(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0) -> Server:
         server = Server(port=port, hold_s=hold_s, state=state, connections=connections)
         self.actors.append(server)
+        server.port = int(server.expect("serving")["port"])
         return server
 
     def nodes(self, *names: str, before: Sequence[str] = ()) -> list[Node]:
@@ -180,6 +199,8 @@ class Stage:
         for name in names:
             nodes.append(Node(name, before=before))
             self.actors.append(nodes[-1])
+        for node in nodes:
+            node.expect("ready")
         return nodes
 
     def node(self, name: str, *, before: Sequence[str] = ()) -> Node:
@@ -188,6 +209,10 @@ class Stage:
     def end(self) -> None:
         for actor in self.actors:
             actor.kill()
+
+
+def _is(event: Event, kind: str, wanted: dict[str, Any]) -> bool:
+    return event["event"] == kind and all(event.get(name) == value for name, value in wanted.items())
 
 
 def by_rank(nodes: Sequence[Node], **wanted: Any) -> list[Node]:

@@ -7,13 +7,14 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import rallypoint
 from rallypoint.elastic.place import Place
 from rallypoint.stores.errors import StoreError
-from tests.faults.wire import Wire
+from tests.faults.wire import PATIENCE_S, Wire
 
 _speaking = threading.Lock()
 
@@ -74,6 +75,21 @@ class Puppet:
     def close(self) -> None:
         self.here()._member.close_run()
         say("closed")
+
+    def reach(self) -> None:
+        """Put a question to the authority, which waits for a connection, and say where the node stands then."""
+        member = self.here()._member
+        assert member._is_heard(time.monotonic() + PATIENCE_S), "the authority was not reached"
+        say("reached", round=self.here().round, state=member.view.state.value)
+
+    def outage(self, seconds: float) -> None:
+        """Wait until the authority has been away for so long."""
+        link = self.here()._member.link
+        link.wait(lambda view: view.out_since is not None)
+        since = link.view.out_since
+        assert since is not None, "it is away"
+        link.wait(lambda _: False, since + seconds)
+        say("outage", still=link.view.out_since is not None)
 
     def step(self, endpoint: str, run: str, until: str) -> None:
         """Join by hand up to a step, and stay there."""

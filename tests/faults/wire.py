@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -87,8 +88,6 @@ class Wire:
         """The server's last word; it has hung up after it."""
         while not isinstance(message := self.next(), protocol.Goodbye):
             pass
-        try:
+        with suppress(ConnectionResetError):  # it had not read all that was said to it
             assert not self.socket.recv(1)
-        except ConnectionResetError:
-            pass  # it had not read all that was said to it
         return message

@@ -106,6 +106,8 @@ def settings_from(options: OptionValues) -> Settings:
         heartbeat_interval_s=interval,
         heartbeat_timeout_s=timeout,
         outage_grace_s=options[OUTAGE_GRACE],
+        # Who pauses for longer between two attempts than it is waited for is lost with every short outage.
+        reconnect_backoff_s=min(Settings().reconnect_backoff_s, timeout / 2),
         on_give_up=OnGiveUp(options[ON_GIVE_UP]),
     )
 

@@ -27,13 +27,14 @@ DEFAULTS = Limits()
 
 @dataclass
 class Happening:
-    """Something worth recording: which run, why, and the state before and after."""
+    """Something worth recording: which run, why, the state before and after, who was given up, and who left."""
 
     run_id: str
     why: str
     before: Run
     after: Run
     losses: tuple[Lost, ...] = ()
+    leave: Left | None = None
 
 
 @dataclass
@@ -250,7 +251,7 @@ class Coordinator:
             authority = self.runs[run_id] = host.open_run(run_id, self._started, now, self.hold_s)
         assert known.hello is not None, "checked by the caller"
         output = host.receive(authority, node_id, known.hello.connection, message, now, self._mint(), self.policies)
-        self._done(run_id, output, now, effects)
+        self._done(run_id, output, now, effects, message if isinstance(message, Left) else None)
 
     def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
         if isinstance(ask, protocol.AskPeers):
@@ -282,14 +283,14 @@ class Coordinator:
 
     # What becomes of it -------------------------------------------------------------------------------------------
 
-    def _done(self, run_id: str, output: host.Output, now: float, effects: Effects) -> None:
+    def _done(self, run_id: str, output: host.Output, now: float, effects: Effects, leave: Left | None = None) -> None:
         before = self.runs[run_id].run
         self._keep(run_id, output.authority, now)
         after = output.authority.run
         if output.durable and self.keeps_records:
             effects.records.append((run_id, codec.encode_run(after, now)))
         if output.why or output.losses:
-            effects.happenings.append(Happening(run_id, output.why, before, after, output.losses))
+            effects.happenings.append(Happening(run_id, output.why, before, after, output.losses, leave))
         encoded: dict[int, bytes] = {}
         for node_id, said in output.sends:
             caller = self._lines.get((run_id, node_id))

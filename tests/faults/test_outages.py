@@ -1,0 +1,238 @@
+"""An outage is not a loss (rule 14): what becomes of a run while its server is away, and when it is back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rallypoint.server.sockets import listen
+from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank, free_port
+
+HOLD_S = 7.0
+"""Heartbeat time-out and largest pause between two attempts to connect: all who live have spoken by then."""
+
+
+def _world(stage: Stage, server: Server, *names: str, nodes: str = "2:4") -> list[Node]:
+    made = stage.nodes(*names)
+    for node in made:
+        node.join(server.endpoint, nodes)
+    return by_rank(made, round=1)
+
+
+def _restarted(stage: Stage, server: Server, state: Path | None = None) -> Server:
+    server.kill()
+    return stage.server(port=server.port, hold_s=HOLD_S, state=state)
+
+
+@pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
+def test_a_restarted_server_finds_the_world_as_it_was(stage: Stage, tmp_path: Path, keeps_state: bool) -> None:
+    state = tmp_path / "state" if keeps_state else None
+    server = stage.server(state=state)
+    nodes = _world(stage, server, "a", "b", "c")
+    server = _restarted(stage, server, state)
+    for node in nodes:
+        # A question waits for the connection; the answer comes from the server that was restarted.
+        node.order("reach")
+    for node in nodes:
+        assert node.expect("reached")["round"] == 1
+    if not keeps_state:
+        assert server.expect("happened", phase="sealed")["why"].endswith("all 3 ranks of round 1 still hold it")
+    for node in nodes:
+        assert node.waiting() == 0
+        assert node.heard("changed") == []
+        assert len(node.heard("placed")) == 1
+    # And the run goes on: a loss is noticed, ranks stay, the round's number grows.
+    nodes[1].kill()
+    for node in (nodes[0], nodes[2]):
+        node.changed()
+        node.again()
+    assert by_rank([nodes[0], nodes[2]], round=2)[0] is nodes[0]
+
+
+def test_a_node_that_dies_while_the_server_is_away_is_lost_when_it_is_back(stage: Stage) -> None:
+    server = stage.server()
+    a, b, c = _world(stage, server, "a", "b", "c")
+    server.kill()
+    c.kill()
+    assert a.heard("changed") == b.heard("changed") == []
+    stage.server(port=server.port, hold_s=HOLD_S)
+    for node in (a, b):
+        node.changed()
+        node.again()
+    by_rank([a, b], round=2)
+
+
+def test_a_server_restarted_while_a_world_gathers_goes_on_gathering(stage: Stage) -> None:
+    server = stage.server()
+    a, b, c = stage.nodes("a", "b", "c")
+    for node in (a, b):
+        node.join(server.endpoint, 3)
+        server.expect("happened")
+    server = _restarted(stage, server)
+    c.join(server.endpoint, 3)
+    by_rank([a, b, c], round=1)
+
+
+def test_a_server_restarted_while_members_regroup_goes_on_regrouping(stage: Stage) -> None:
+    server = stage.server()
+    a, b, c = _world(stage, server, "a", "b", "c")
+    c.kill()
+    for node in (a, b):
+        node.changed()
+    a.again()
+    server.expect("happened", why="a is back")
+    server = _restarted(stage, server)
+    b.again()
+    assert by_rank([a, b], round=2)[0] is a
+
+
+@pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
+def test_a_run_that_was_closed_stays_closed_when_the_server_is_restarted(
+    stage: Stage, tmp_path: Path, keeps_state: bool
+) -> None:
+    state = tmp_path / "state" if keeps_state else None
+    server = stage.server(state=state)
+    a, b = _world(stage, server, "a", "b", nodes="2")
+    a.ask("close", "closed")
+    assert b.changed()["closed"]
+    server = _restarted(stage, server, state)
+    for node in (a, b):
+        node.ask("reach", "reached")
+        node.again()
+        assert "is closed as failed" in node.failed("RendezvousClosedError")
+
+
+def test_a_record_tells_even_the_first_that_asks_that_the_run_is_closed(stage: Stage, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    server = stage.server(state=state)
+    a, b = _world(stage, server, "a", "b", nodes="2")
+    late = stage.node("late")
+    a.ask("close", "closed")
+    server.kill()
+    # Nobody of the run can speak before the late one does.
+    a.pause()
+    b.pause()
+    server = stage.server(port=server.port, hold_s=HOLD_S, state=state)
+    late.join(server.endpoint, 2)
+    assert "is closed as failed" in late.failed("RendezvousClosedError")
+
+
+@pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
+def test_a_fresh_node_that_reaches_a_restarted_server_first_displaces_nobody(
+    stage: Stage, tmp_path: Path, keeps_state: bool
+) -> None:
+    state = tmp_path / "state" if keeps_state else None
+    server = stage.server(state=state)
+    a, b = _world(stage, server, "a", "b", nodes="2")
+    fresh = stage.node("fresh")
+    server.kill()
+    for node in (a, b):
+        node.pause()
+    server = stage.server(port=server.port, hold_s=HOLD_S, state=state)
+    fresh.join(server.endpoint, 2)
+    server.expect("happened")
+    for node in (a, b):
+        node.resume()
+        node.order("reach")
+    for node in (a, b):
+        assert node.expect("reached")["round"] == 1
+        assert node.waiting() == 0
+        assert node.heard("changed") == []
+    b.kill()
+    a.changed()
+    a.again()
+    assert by_rank([a, fresh], round=2)[0] is a
+
+
+def test_finishing_waits_for_a_server_that_is_away(stage: Stage) -> None:
+    server = stage.server()
+    a, b = _world(stage, server, "a", "b", nodes="2")
+    server.kill()
+    for node in (a, b):
+        node.order("finish")
+    server = stage.server(port=server.port, hold_s=HOLD_S)
+    for node in (a, b):
+        assert node.expect("left")["done"]
+    assert server.expect("closed")["ending"] == "succeeded"
+
+
+def test_workers_run_on_while_the_server_is_away_until_the_grace_ends(stage: Stage) -> None:
+    server = stage.server()
+    patient, hasty = stage.nodes("patient", "hasty")
+    patient.join(server.endpoint, 2)
+    hasty.join(server.endpoint, 2, outage_grace=1.0)
+    by_rank([patient, hasty])
+    server.kill()
+    assert hasty.changed()["why"] == "the authority has been away for more than 1 s"
+    assert hasty.waiting() == 1
+    assert patient.waiting() == 0
+    assert patient.heard("changed") == []
+
+
+def test_another_process_takes_over_when_the_one_that_serves_is_killed(stage: Stage) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    host, b, c = stage.nodes("host", "b", "c")
+    host.join(endpoint, "2:3", is_host=True, rank=2)
+    assert "whoever reaches this port can join the run" in host.expect("stderr")["line"]
+    for node in (b, c):
+        node.join(endpoint, "2:3", is_host=None)
+    ranked = by_rank([host, b, c], round=1)
+    assert ranked[2] is host
+    host.kill()
+    for node in (b, c):
+        assert "2 of 3 ranks of round 1" in node.changed()["why"]
+        node.again()
+    assert by_rank([b, c], round=2) == ranked[:2]
+    b.kill()
+    c.changed()
+    new = stage.node("new")
+    new.join(endpoint, "2:3", is_host=None)
+    c.again()
+    by_rank([c, new], round=3)
+
+
+def test_a_server_that_was_stopped_for_long_loses_nobody(stage: Stage) -> None:
+    server = stage.server()
+    nodes = stage.nodes("a", "b", "c")
+    for node in nodes:
+        node.join(server.endpoint, "2:3", **NIMBLE)
+    ranked = by_rank(nodes)
+    server.pause()
+    # Ten time-outs of each node go by; a node tells by its own clock when it has given the connection up.
+    for node in nodes:
+        node.ask("outage", "outage", seconds=10.0)
+    server.resume()
+    for node in nodes:
+        node.order("reach")
+    for node in nodes:
+        assert node.expect("reached")["round"] == 1
+        assert node.waiting() == 0
+        assert node.heard("changed") == []
+    assert server.heard("lost") == server.heard("broken") == []
+    ranked[2].kill()
+    server.expect("lost")
+    for node in ranked[:2]:
+        node.changed()
+        node.again()
+    assert by_rank(ranked[:2], round=2) == ranked[:2]
+
+
+def test_an_authority_that_starts_late_is_waited_for(stage: Stage) -> None:
+    nodes = stage.nodes("a", "b")
+    with listen("127.0.0.1", 0) as nobody:
+        nobody.setblocking(True)
+        port = nobody.getsockname()[1]
+        for node in nodes:
+            node.join(f"127.0.0.1:{port}", 2)
+        for _ in nodes:
+            nobody.accept()[0].close()
+    # From now on their attempts are refused, until somebody serves the port.
+    stage.server(port=port)
+    by_rank(nodes)
+
+
+def test_two_servers_cannot_share_a_state_file(stage: Stage, tmp_path: Path) -> None:
+    stage.server(state=tmp_path / "state")
+    with pytest.raises(AssertionError, match="is in use by another server"):
+        stage.server(state=tmp_path / "state")
