@@ -25,8 +25,8 @@ BENCH := $(VENV)/.stamp-bench
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(RUN) ## play a scripted run in the simulation, with a live table
-	$(BIN)/python -m rallypoint.simulation demo
+demo: $(RUN) ## real processes on this machine meet, one is killed, the server restarts; a live table
+	$(BIN)/rallypoint demo
 
 check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/ruff format --check

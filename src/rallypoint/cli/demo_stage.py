@@ -1,0 +1,182 @@
+"""The demo's processes: started, listened to and ended here, and none other than these.
+
+Times are those of this process's own clock when it hears of something.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+STEP_S = 15.0
+"""How long a step may take; every one takes a fraction of a second, more where starting Python is slow."""
+DRAW_S = 0.1
+
+
+class DemoError(Exception):
+    """Something that should have happened did not."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A line that a process printed, and when; what a node says is JSON."""
+
+    at: float
+    line: str
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+Lines: TypeAlias = "queue.SimpleQueue[tuple[float, Actor, str | None]]"
+"""What was printed, when and by whom; None when it has ended."""
+
+
+class Actor:
+    """One process."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path, lines: Lines) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+        self.listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
+        self.heard: list[Heard] = []
+        self.may_end = False
+        self.ended = False
+        self.fate = ""
+
+    def take(self, at: float, line: str) -> None:
+        """It printed a line."""
+        said = json.loads(line) if line.startswith("{") else {}
+        self.heard.append(Heard(at, line, said))
+
+    def last(self, event: str) -> Heard | None:
+        """The last that it said of this kind."""
+        return next((heard for heard in reversed(self.heard) if heard.said.get("event") == event), None)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Its place in a world: round, rank, size, fence; empty before it has one."""
+        placed = self.last("placed")
+        return placed.said if placed is not None else {}
+
+    def order(self, words: str) -> None:
+        """Tell it something."""
+        assert self.process.stdin is not None, "started with a pipe"
+        self.process.stdin.write(f"{words}\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> float:
+        """SIGKILL; returns when."""
+        self.may_end = True
+        at = time.monotonic()
+        self.process.kill()
+        self.process.wait()
+        self.fate = "killed"
+        return at
+
+    def _listen(self, lines: Lines) -> None:
+        assert self.process.stdout is not None, "started with a pipe"
+        for line in self.process.stdout:
+            lines.put((time.monotonic(), self, line.rstrip("\n")))
+        lines.put((time.monotonic(), self, None))
+
+    def complaint(self) -> str:
+        """The last thing that it complained of."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+class Stage:
+    """All processes of the demo; leaving the block ends those that are still there."""
+
+    def __init__(self, folder: Path, draw: Callable[[], None]) -> None:
+        self._folder = folder
+        self._draw = draw
+        self._started = 0
+        self._lines: Lines = queue.SimpleQueue()
+        self.actors: list[Actor] = []
+
+    def start(self, name: str, *module_and_arguments: str) -> Actor:
+        """Start a Python module of ours."""
+        self._started += 1
+        log = self._folder / f"{self._started}-{name}.log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module_and_arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                # A control-C is for the demo, which then ends them in its own order.
+                start_new_session=True,
+            )
+        actor = Actor(name, process, log, self._lines)
+        self.actors.append(actor)
+        actor.listener.start()
+        return actor
+
+    def wait(self, until: Callable[[], bool], what: str) -> None:
+        """Wait until something is so; `what` says what in case it never is."""
+        deadline = time.monotonic() + STEP_S
+        while not until():
+            if time.monotonic() > deadline:
+                raise DemoError(f"within {STEP_S:.0f} s it did not happen that {what}")
+            self._hear(DRAW_S)
+
+    def wait_for_ends(self, actors: Iterable[Actor], what: str) -> None:
+        """Wait until processes have ended, each with exit code 0."""
+        group = list(actors)
+        for actor in group:
+            actor.may_end = True
+        self.wait(lambda: all(actor.ended for actor in group), what)
+        for actor in group:
+            actor.fate = f"exit code {actor.process.wait(STEP_S)}"
+            if actor.process.returncode != 0:
+                raise DemoError(f"{actor.name} ended with {actor.fate}: {actor.complaint()}")
+
+    def linger(self, pause_s: float) -> None:
+        """Let time pass while listening."""
+        deadline = time.monotonic() + pause_s
+        while (left := deadline - time.monotonic()) > 0:
+            self._hear(min(left, DRAW_S))
+
+    def _hear(self, patience_s: float) -> None:
+        try:
+            at, actor, line = self._lines.get(timeout=patience_s)
+        except queue.Empty:
+            self._draw()
+            return
+        if line is not None:
+            actor.take(at, line)
+        else:
+            actor.ended = True
+            if not actor.may_end:
+                code = actor.process.wait(STEP_S)
+                raise DemoError(f"{actor.name} ended with exit code {code}: {actor.complaint()}")
+        self._draw()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for actor in self.actors:
+            actor.process.kill()
+        for actor in self.actors:
+            actor.process.wait()
+            actor.listener.join()
+            for pipe in (actor.process.stdin, actor.process.stdout):
+                assert pipe is not None, "started with pipes"
+                with suppress(OSError):
+                    pipe.close()

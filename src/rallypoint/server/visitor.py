@@ -1,0 +1,145 @@
+"""A visitor: asks a server about its runs, or administers them, on a plain blocking socket, one question at a time.
+
+Whatever is at the other end, the visitor learns it within seconds and says it in a sentence.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from types import TracebackType
+from typing import TypeVar
+
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.server import protocol
+
+PATIENCE_S = 3.0
+FRAME_LIMIT = 1024 * 1024
+"""A page of nodes with long names is larger than anything that a node is sent."""
+_CHUNK = 64 * 1024
+
+A = TypeVar("A", protocol.Runs, protocol.Status, protocol.Done)
+
+
+class NotDoneError(RendezvousError):
+    """The server understood, and says why it did not do it."""
+
+
+class Visitor:
+    """A connection that belongs to no node.  Connecting and each answer may take `patience_s`."""
+
+    def __init__(self, host: str, port: int, patience_s: float = PATIENCE_S) -> None:
+        self.where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._patience_s = patience_s
+        self._reader = protocol.Reader(FRAME_LIMIT)
+        self._heard: deque[protocol.FromServer] = deque()
+        self._asked = 0
+        self._socket = self._connect(host, port)
+        try:
+            self._say(protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
+            # Nothing is asked before the welcome: what arrives after a goodbye would make the kernel discard it.
+            self._hear(protocol.Welcome)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def runs(self) -> protocol.Runs:
+        """Which runs there are."""
+        return self._ask(protocol.AskRuns(self._next()), protocol.Runs)
+
+    def status(self, run_id: str) -> protocol.Status:
+        """Where a run stands."""
+        return self._ask(protocol.AskStatus(self._next(), run_id), protocol.Status)
+
+    def close_run(self, run_id: str, why: str = "") -> None:
+        """Close a run for everybody."""
+        self._ask(protocol.AskClose(self._next(), run_id, why), protocol.Done)
+
+    def evict(self, run_id: str, node: str) -> None:
+        """Give a node up, by its name or id."""
+        self._ask(protocol.AskEvict(self._next(), run_id, node), protocol.Done)
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _connect(self, host: str, port: int) -> socket.socket:
+        try:
+            return socket.create_connection((host, port), self._patience_s)
+        except TimeoutError:
+            why = f"nothing answered within {self._patience_s:.0f} s"
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+        raise RendezvousConnectionError(
+            f"{self.where} cannot be reached: {why}; is `rallypoint serve` running there, and does its port let you in?"
+        )
+
+    def _next(self) -> int:
+        self._asked += 1
+        return self._asked
+
+    def _ask(self, ask: protocol.Ask, kind: type[A]) -> A:
+        self._say(protocol.frame(ask))
+        answer = self._hear(protocol.Runs, protocol.Status, protocol.Done)
+        if isinstance(answer, protocol.Done) and not answer.done:
+            raise NotDoneError(f"{answer.why} at {self.where}")
+        if not isinstance(answer, kind):
+            raise RendezvousStateError(f"the server at {self.where} answered with {type(answer).__name__}, not in kind")
+        return answer
+
+    def _say(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except TimeoutError as exc:
+            raise self._silence() from exc
+        except OSError as exc:
+            raise self._hung_up() from exc
+
+    def _hear(self, *kinds: type[protocol.FromServer]) -> protocol.FromServer:
+        """The next message of these kinds; a goodbye and whatever else goes wrong is an error."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            while not self._heard:
+                self._receive(deadline)
+            message = self._heard.popleft()
+            if isinstance(message, protocol.Goodbye):
+                raise RendezvousConnectionError(f"the server at {self.where} hung up: {message.why}")
+            if isinstance(message, kinds):
+                return message
+
+    def _receive(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            data = self._socket.recv(_CHUNK)
+        except TimeoutError as exc:
+            raise self._silence() from exc
+        except OSError as exc:
+            raise self._hung_up() from exc
+        if not data:
+            raise self._hung_up()
+        try:
+            self._heard.extend(protocol.read(body, protocol.FROM_SERVER) for body in self._reader.feed(data))
+        except RendezvousStateError as exc:
+            raise RendezvousConnectionError(f"what listens at {self.where} is something else: {exc}") from exc
+
+    def _silence(self) -> RendezvousConnectionError:
+        return RendezvousConnectionError(
+            f"{self.where} took the connection and then said nothing for {self._patience_s:.0f} s: it may be something "
+            f"else, such as a web server or torch's TCPStore, or a server that hangs"
+        )
+
+    def _hung_up(self) -> RendezvousConnectionError:
+        return RendezvousConnectionError(
+            f"{self.where} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "
+            f"server that is just ending"
+        )

@@ -1,0 +1,144 @@
+"""Processes that a test starts, and waits for by what they print."""
+
+import json
+import os
+import pty
+import queue
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import IO, Any
+
+LIMIT_S = 30.0
+"""How long anything is waited for; all of it takes a fraction of a second on a machine that is not busy."""
+_CONTROLS = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
+"""What moves a cursor and gives colours, as rich does on a terminal."""
+
+
+class Process:
+    """A running process, with its standard output and its errors line by line; on a terminal, if wanted."""
+
+    def __init__(self, *command: str, terminal: bool = False) -> None:
+        ours, theirs = pty.openpty() if terminal else os.pipe()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "50"} if terminal else None
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+        )
+        os.close(theirs)
+        self.said: list[str] = []
+        self._output = os.fdopen(ours, encoding="utf-8")
+        self._lines = {name: queue.SimpleQueue[str | None]() for name in ("stdout", "stderr")}
+        self._threads = [
+            threading.Thread(target=self._read, args=(pipe, self._lines[name]), daemon=True)
+            for name, pipe in (("stdout", self._output), ("stderr", self.popen.stderr))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def expect(self, pattern: str, stream: str = "stdout") -> re.Match[str]:
+        """The next line that matches; what comes before it is passed over."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                line = self._lines[stream].get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"{pattern!r} never came; there was:\n" + "".join(self.said)
+            if match := re.search(pattern, _CONTROLS.sub("", line)):
+                return match
+
+    def order(self, words: str) -> None:
+        """A line on its standard input."""
+        assert self.popen.stdin is not None
+        print(words, file=self.popen.stdin, flush=True)
+
+    def ends(self) -> int:
+        """Its exit code."""
+        return self.popen.wait(LIMIT_S)
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self.popen.stdin, self._output, self.popen.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def _read(self, pipe: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
+        with suppress(OSError):  # how Linux says that a terminal has nobody left at its other side
+            for line in pipe:
+                self.said.append(line)
+                lines.put(line)
+        lines.put(None)
+
+
+class Started:
+    """What a test has started."""
+
+    def __init__(self) -> None:
+        self._processes: list[Process] = []
+
+    def add(self, process: Process) -> Process:
+        self._processes.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.end()
+
+
+def start_cli(*arguments: str, terminal: bool = False) -> Process:
+    return Process(sys.executable, "-m", "rallypoint.cli", *arguments, terminal=terminal)
+
+
+def start_node(*arguments: str) -> Process:
+    return Process(sys.executable, "-m", "rallypoint.cli.demo_node", *arguments)
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "rallypoint.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def refused(*arguments: str) -> str:
+    """The one sentence with which a command refuses, after its name; the exit code is 2, and nothing else is printed."""
+    done = cli(*arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith(f"rallypoint {arguments[0]}: "), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix(f"rallypoint {arguments[0]}: ").rstrip("\n")
+
+
+def answer(*arguments: str) -> str:
+    """What a command prints that succeeds."""
+    done = cli(*arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def answer_json(*arguments: str) -> Any:
+    return json.loads(answer(*arguments, "--json"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

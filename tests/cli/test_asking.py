@@ -1,0 +1,271 @@
+"""`status`, `runs`, `close`, `evict`: what is asked of a server, and what becomes of bad questions."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cli.processes import Process, Started, answer, answer_json, free_port, refused, start_cli, start_node
+
+QUESTIONS = [("runs",), ("status",), ("status", "llama"), ("close", "llama"), ("evict", "llama", "node1")]
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_runs(endpoint: str) -> None:
+    assert answer("runs", "--endpoint", endpoint) == f"There are no runs at {endpoint}.\n"
+    assert answer("status", "--endpoint", endpoint) == f"There are no runs at {endpoint}.\n"
+    assert answer_json("runs", "--endpoint", endpoint) == {"total": 0, "runs": []}
+    assert answer_json("status", "--endpoint", endpoint) == []
+
+
+def test_status_has_the_sentence_and_the_nodes(node: Process, endpoint: str, started: Started) -> None:
+    text = answer("status", "llama", "--endpoint", endpoint)
+    first, header, row, counts = text.splitlines()
+    assert first == "run 'llama' (sealed, nodes 1): round 1 runs with 1 node"
+    assert header.split() == ["node", "rank", "standing", "address", "id"]
+    assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+", row)
+    assert re.match(r"the server's messages so far: [\d,]+ bytes sent, [\d,]+ received, [\d,]+ sent$", counts)
+    started.add(start_node(endpoint, "mistral", "node9", "--nodes", "2")).expect('"joining"')
+    told = _until(lambda: answer("status", "--endpoint", endpoint), lambda text: "run 'mistral'" in text)
+    assert "run 'llama' (sealed, nodes 1): " in told
+    assert re.search(r"^run 'mistral' \((recovering|gathering), nodes 2\): ", told, re.MULTILINE)
+
+
+def test_status_for_machines(node: Process, endpoint: str) -> None:
+    told = answer_json("status", "llama", "--endpoint", endpoint)
+    assert {key: told[key] for key in ("run_id", "phase", "round", "live", "bounds", "situation")} == {
+        "run_id": "llama",
+        "phase": "sealed",
+        "round": 1,
+        "live": 1,
+        "bounds": "1",
+        "situation": "round 1 runs with 1 node",
+    }
+    assert [(line["name"], line["rank"], line["standing"]) for line in told["nodes"]] == [
+        ("node1", 0, "holds its world")
+    ]
+    assert told["messages"]["received"] > 0
+    assert [each["run_id"] for each in answer_json("status", "--endpoint", endpoint)] == ["llama"]
+
+
+def test_runs_in_a_table_and_for_machines(node: Process, endpoint: str) -> None:
+    header, row = answer("runs", "--endpoint", endpoint).splitlines()
+    assert header.split() == ["run", "phase", "round", "nodes", "situation"]
+    assert re.fullmatch(r"llama +sealed +1 +1 +round 1 runs with 1 node", row)
+    told = answer_json("runs", "--endpoint", endpoint)
+    assert (told["total"], told["runs"][0]["run_id"], told["runs"][0]["live"]) == (1, "llama", 1)
+
+
+def test_on_a_terminal_there_are_tables(node: Process, endpoint: str, started: Started) -> None:
+    runs = started.add(start_cli("runs", "--endpoint", endpoint, terminal=True))
+    runs.expect("run +phase +round +nodes +situation")
+    runs.expect("llama +sealed +1 +1 +round 1 runs with 1 node")
+    assert runs.ends() == 0
+    status = started.add(start_cli("status", "--endpoint", endpoint, terminal=True))
+    status.expect(r"run 'llama' \(sealed, nodes 1\): round 1 runs with 1 node")
+    status.expect("node1 +0 +holds its world")
+    assert status.ends() == 0
+
+
+def test_a_name_cannot_control_the_terminal(started: Started, endpoint: str) -> None:
+    started.add(start_node(endpoint, "llama", "red\x1b[31m", "--nodes", "1")).expect('"placed"')
+    text = answer("status", "llama", "--endpoint", endpoint)
+    assert "red\ufffd[31m" in text
+    assert "\x1b" not in text
+
+
+def test_close_tells_the_nodes_why(node: Process, endpoint: str) -> None:
+    told = answer("close", "llama", "--endpoint", endpoint, "--why", "the budget is spent")
+    assert told == "run 'llama': closed as failed: the budget is spent\n"
+    node.expect("run 'llama' is closed as failed: the budget is spent", "stderr")
+    assert node.ends() == 1
+
+
+def test_an_evicted_node_hears_of_it_and_the_others_regroup(endpoint: str, started: Started) -> None:
+    names = ("node1", "node2")
+    node, evicted = (started.add(start_node(endpoint, "llama", name, "--nodes", "1:2")) for name in names)
+    for member in (node, evicted):
+        member.expect('"placed", "round": 1, .*"size": 2')
+    told = answer("evict", "llama", "node2", "--endpoint", endpoint)
+    assert told == "node 'node2' was evicted from run 'llama'\n"
+    for member in (node, evicted):
+        member.expect('"changed"')
+        member.expect('"placed"')
+
+
+# Watching -------------------------------------------------------------------------------------------------------------
+
+
+def test_watch_shows_what_is_new_until_interrupted(
+    node: Process, endpoint: str, server: Process, started: Started
+) -> None:
+    watch = started.add(start_cli("status", "llama", "--endpoint", endpoint, "--watch"))
+    watch.expect("round 1 runs with 1 node")
+    node.order("finish")
+    watch.expect("closed as succeeded")
+    server.popen.kill()
+    watch.expect(f"{endpoint} cannot be reached: Connection refused")
+    started.add(start_cli("serve", "--bind", endpoint)).expect("listening on")
+    watch.expect("there is no run 'llama'")
+    watch.popen.send_signal(signal.SIGINT)
+    assert watch.ends() == 0
+
+
+def test_watch_for_machines_is_a_line_a_second(node: Process, endpoint: str, started: Started) -> None:
+    watch = started.add(start_cli("status", "llama", "--endpoint", endpoint, "--watch", "--json"))
+    for _ in range(2):
+        assert json.loads(watch.expect("^.*$")[0])["situation"] == "round 1 runs with 1 node"
+    watch.popen.terminate()
+    assert watch.ends() == 0
+
+
+def test_watch_is_live_on_a_terminal(node: Process, endpoint: str, server: Process, started: Started) -> None:
+    watch = started.add(start_cli("status", "llama", "--endpoint", endpoint, "--watch", terminal=True))
+    watch.expect("round 1 runs with 1 node")
+    node.order("finish")
+    watch.expect("closed as succeeded")
+    server.popen.kill()
+    watch.expect("cannot be reached")
+    watch.popen.send_signal(signal.SIGINT)
+    assert watch.ends() == 0
+
+
+def test_whoever_stops_reading_is_no_trouble(node: Process, endpoint: str) -> None:
+    command = f"'{sys.executable}' -m rallypoint.cli status --watch --json --endpoint {endpoint} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=" ".join)
+def test_nobody_is_there(question: tuple[str, ...]) -> None:
+    port = free_port()
+    assert refused(*question, "--endpoint", f"127.0.0.1:{port}") == (
+        f"127.0.0.1:{port} cannot be reached: Connection refused; is `rallypoint serve` running there, and does its port "
+        f"let you in?"
+    )
+
+
+def test_a_name_that_nobody_has() -> None:
+    assert refused("runs", "--endpoint", "no-such-host.invalid").startswith(
+        "no-such-host.invalid:29400 cannot be reached: "
+    )
+
+
+@pytest.mark.parametrize("question", [("status", "other"), ("close", "other"), ("evict", "other", "node1")])
+def test_a_run_that_is_not_there(endpoint: str, question: tuple[str, ...]) -> None:
+    assert refused(*question, "--endpoint", endpoint) == f"there is no run 'other' at {endpoint}"
+
+
+def test_watch_of_a_run_that_is_not_there(endpoint: str) -> None:
+    assert refused("status", "other", "--watch", "--endpoint", endpoint) == f"there is no run 'other' at {endpoint}"
+
+
+def test_a_node_that_is_not_there(node: Process, endpoint: str) -> None:
+    assert refused("evict", "llama", "node7", "--endpoint", endpoint) == (
+        f"there is no node 'node7' in run 'llama' at {endpoint}"
+    )
+
+
+def test_a_name_longer_than_any_run_has(endpoint: str) -> None:
+    assert "`str` of length <= 128" in refused("status", "x" * 1000, "--endpoint", endpoint)
+
+
+def test_a_server_that_a_node_hosts(started: Started) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    program = (
+        "import sys, rallypoint\n"
+        f"with rallypoint.join({endpoint!r}, run='job', nodes=1, is_host=True):\n"
+        "    print('joined', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    started.add(Process(sys.executable, "-c", program)).expect("joined")
+    for question in QUESTIONS:
+        assert refused(*question, "--endpoint", endpoint) == (
+            f"the server at {endpoint} hung up: this server is part of a job: it offers no listing and no administration"
+        )
+
+
+@contextmanager
+def _something_else(treat: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A listener that treats whoever connects in its own way."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                treat(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def _until_gone(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
+
+
+def _answer_as(greeting: bytes) -> Callable[[socket.socket], None]:
+    def treat(connection: socket.socket) -> None:
+        connection.sendall(greeting)
+        _until_gone(connection)
+
+    return treat
+
+
+@pytest.mark.parametrize(
+    ("greeting", "looks"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it looks like HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "it looks like SSH"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", r"it starts with b'\x15\x03\x01\x00\x02\x02\x16'"),
+    ],
+    ids=["http", "ssh", "tls"],
+)
+def test_something_else_answers(greeting: bytes, looks: str) -> None:
+    with _something_else(_answer_as(greeting)) as endpoint:
+        assert refused("runs", "--endpoint", endpoint) == (
+            f"what listens at {endpoint} is something else: the other side does not speak Rallypoint's protocol: {looks}"
+        )
+
+
+def test_something_else_hangs_up() -> None:
+    """As torch's TCPStore does with whoever does not open with its own magic number."""
+    with _something_else(lambda connection: connection.recv(1)) as endpoint:
+        assert refused("runs", "--endpoint", endpoint) == (
+            f"{endpoint} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "
+            f"server that is just ending"
+        )
+
+
+def test_something_else_says_nothing() -> None:
+    with _something_else(_until_gone) as endpoint:
+        assert refused("runs", "--endpoint", endpoint) == (
+            f"{endpoint} took the connection and then said nothing for 3 s: it may be something else, such as a web server "
+            f"or torch's TCPStore, or a server that hangs"
+        )
+
+
+def _until(ask: Callable[[], str], is_so: Callable[[str], bool]) -> str:
+    """Ask until the answer is as expected; each question is a process of its own, so nobody spins."""
+    told = ask()
+    for _ in range(50):
+        if is_so(told):
+            break
+        told = ask()
+    assert is_so(told), told
+    return told

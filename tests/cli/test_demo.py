@@ -1,0 +1,85 @@
+"""`rallypoint demo`: all of it really happens, and nothing of it is left."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import Started, start_cli
+
+MEASURED = [
+    r"formed in \d+ ms .*: round 1, node\d rank 0, node\d rank 1, node\d rank 2, node\d rank 3",
+    r"loss noticed after \d+ ms",
+    r"regrouped after \d+ ms: round 2, node\d rank 0, node\d rank 1, node\d rank 2$",
+    r"server restart survived in \d+ ms",
+    r"nobody was told to restart, and every rank is as it was: round 2",
+    r"grown after \d+ ms: round 3, .*node5 rank 3",
+    r"every node and the server ended with exit code 0; the run is closed as succeeded",
+    r"^All of it happened, in \d+\.\d s\.$",
+]
+
+
+def _left_by(folder: Path) -> list[str]:
+    """What is in the demo's folder, and the processes that were given it."""
+    given = f"TMPDIR={folder}\0".encode()
+    left = [str(path) for path in folder.iterdir()]
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it ended just now, or is somebody else's
+            if given in environment.read_bytes():
+                left.append(str(environment))
+    return left
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo keeps its files."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_all_of_it_happens_and_nothing_is_left(started: Started, folder: Path) -> None:
+    demo = started.add(start_cli("demo"))
+    for line in MEASURED:
+        demo.expect(line)
+    assert demo.ends() == 0
+    assert _left_by(folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing_behind(started: Started, folder: Path, number: signal.Signals) -> None:
+    demo = started.add(start_cli("demo"))
+    demo.expect("formed in")
+    demo.popen.send_signal(number)
+    assert demo.ends() == 128 + number
+    assert _left_by(folder) == []
+
+
+def test_a_step_that_fails_fails_the_demo(started: Started, folder: Path) -> None:
+    """A server that somebody else kills is noticed, and said."""
+    demo = started.add(start_cli("demo"))
+    demo.expect("A server listens")
+    demo.popen.send_signal(signal.SIGSTOP)
+    os.kill(_server_of(demo.popen.pid), signal.SIGKILL)
+    demo.popen.send_signal(signal.SIGCONT)
+    demo.expect("rallypoint demo: this should not have happened: server ended with exit code -9: ", "stderr")
+    assert demo.ends() == 1
+    assert _left_by(folder) == []
+
+
+def _server_of(parent: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return next(int(pid) for pid in children if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_on_a_terminal_there_is_a_live_table(started: Started, folder: Path) -> None:
+    demo = started.add(start_cli("demo", terminal=True))
+    demo.expect("process .*pid .*round .*rank .*state")
+    for line in MEASURED:
+        demo.expect(line)
+    assert demo.ends() == 0
+    shown = "".join(demo.said)
+    for words in ("starting", "waiting", "working", "killed", "serving", "exit code 0"):
+        assert words in shown
+    assert _left_by(folder) == []
