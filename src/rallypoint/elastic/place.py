@@ -124,8 +124,8 @@ class Change:
 
 
 def _bounds(nodes: str | int) -> tuple[int, int]:
-    low, _, high = str(nodes).partition(":")
+    low, colon, high = str(nodes).partition(":")
     try:
-        return int(low), int(high or low)
+        return int(low), int(high if colon else low)
     except ValueError:
         raise ValueError(f"nodes is {nodes!r}, but should be a number such as 4, or a range such as '2:4'") from None

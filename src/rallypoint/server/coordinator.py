@@ -115,7 +115,9 @@ class Coordinator:
         if len(self._callers) > self.limits.connections:
             self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
         elif len(self._silent) > self.limits.silent_connections:
-            self._turn_away(caller, f"{len(self._silent)} connections have not said who they are: try again", effects)
+            # The oldest of them: who has something to say has said it by now.
+            oldest = next(iter(self._silent))
+            self._turn_away(oldest, f"{len(self._silent)} connections have not said who they are: try again", effects)
         return effects
 
     def received(self, caller: int, data: bytes, monotonic: float) -> Effects:

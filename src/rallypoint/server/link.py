@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import threading
@@ -215,8 +216,12 @@ class Link:
             patience.cancel()
 
     def _failed(self, exc: Exception) -> None:
-        words = str(exc) or "no answer"
-        self.trouble = f"{type(exc).__name__}: {words}" if not isinstance(exc, OSError) else words
+        if isinstance(exc, OSError):
+            # The numbers of name resolution are below 0, and have words of their own.
+            words = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
+            self.trouble = words or str(exc)
+        else:
+            self.trouble = f"{type(exc).__name__}: {exc}"
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
 
     async def _beat(self) -> None:
@@ -234,7 +239,8 @@ class Link:
         self._transport = transport
         self._gave_up = ""
         self._complete_node(transport)
-        self._do(lambda: self._send(self._session.opening(time.monotonic())))
+        if self.refusal is None:
+            self._do(lambda: self._send(self._session.opening(time.monotonic())))
 
     def received(self, data: bytes) -> None:
         """Bytes arrived."""

@@ -60,6 +60,7 @@ class Member:
         self.close_s = close_s
         self._offer: Offer | None = None
         self._closed_run = False
+        self._joining = threading.Lock()
         self._storing = threading.Lock()
         self._store: RoundStore | None = None
         self._own_address = bool(node.address)
@@ -91,7 +92,14 @@ class Member:
         """Wait for a place in the next world, all in all at most so long (rule 13)."""
         if self._left:
             raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
-        started, before = time.monotonic(), self.view.world
+        started = time.monotonic()
+        with self._joining:
+            placed = self._join(started, timeout_s)
+            self._open_store(placed)
+            return placed
+
+    def _join(self, started: float, timeout_s: float) -> Placed:
+        before = self.view.world
         while True:
             self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
             settled = self._settle(before, started + timeout_s)
@@ -156,13 +164,10 @@ class Member:
     def store(self, placed: Placed) -> RoundStore:
         """The bootstrap store of a round (rule 12); rank 0 serves it, everybody connects on first use."""
         with self._storing:
-            if self._store is None or self._store.seal_id != placed.seal_id:
-                self._release_store()
-                listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
-                self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
-                if self._offer is not None:
-                    self._offer.withdraw()
-            return self._store
+            if self._store is not None and self._store.seal_id == placed.seal_id:
+                return self._store
+        # Another thread has joined again since: the round is over, and so is its store.
+        return RoundStore(self.run_id, placed, None, timedelta(seconds=300))
 
     def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
@@ -188,6 +193,14 @@ class Member:
         return done
 
     # Inside -------------------------------------------------------------------------------------------------------
+
+    def _open_store(self, placed: Placed) -> None:
+        with self._storing:
+            self._release_store()
+            listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
+            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
+            if self._offer is not None:
+                self._offer.withdraw()
 
     def _insist_on_hosting(self, host: str, port: int) -> None:
         if self._host is None:
