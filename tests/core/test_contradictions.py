@@ -169,8 +169,10 @@ def test_the_longest_reason_can_be_delivered() -> None:
     [
         '{"run_id":"r","phase":"gathering","bounds":{"min":1,"max":1},"round":-1}',
         '{"run_id":"r","phase":"gathering","bounds":{"min":1,"max":1},"told_at":1e12}',
-        '{"run_id":"r","phase":"gathering","arrivals":1,"bounds":{"min":1,"max":1},'
-        '"queue":[{"node":{"id":"a","name":"a"},"arrival":0}]}',
+        (
+            '{"run_id":"r","phase":"gathering","arrivals":1,"bounds":{"min":1,"max":1},'
+            '"queue":[{"node":{"id":"a","name":"a"},"arrival":0}]}'
+        ),
     ],
 )
 def test_a_record_that_cannot_be_true_is_refused(body: str) -> None:

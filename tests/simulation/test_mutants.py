@@ -95,8 +95,8 @@ MUTANTS = [
     ),
     Mutant(
         "a stall of the authority counts as silence of the nodes",
-        "liveness.py",
-        "(gap - TICK_S if gap > 2 * TICK_S else 0.0)",
+        "clock.py",
+        "(gap - LOOK_S if gap > 2 * LOOK_S else 0.0)",
         "0.0",
     ),
     Mutant(

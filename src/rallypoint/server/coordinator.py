@@ -156,9 +156,14 @@ class Coordinator:
         return effects
 
     def wake_at(self, monotonic: float) -> float:
-        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause."""
+        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause.
+
+        Never at this very moment: the two clocks differ by a rounding, and a shell would spin on it.
+        """
         latest = monotonic + LOOK_S
-        return min(latest, self._wakes[0][0] + self._clock.stalled_s) if self._wakes else latest
+        if not self._wakes:
+            return latest
+        return min(latest, max(self._wakes[0][0] + self._clock.stalled_s, monotonic + 0.0005))
 
     # What callers say ---------------------------------------------------------------------------------------------
 

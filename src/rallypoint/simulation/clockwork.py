@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 Action = Callable[[], None]
 
+SPIN = 10_000
+
 
 class Clockwork:
     """Runs actions in the order of their times; equal times in the order in which they were asked for."""
@@ -26,11 +28,15 @@ class Clockwork:
         self.at(self.time + delay_s, action)
 
     def run_until(self, moment: float) -> None:
-        """Let time pass up to and including the moment."""
-        queue = self._queue
+        """Let time pass up to and including the moment; a world that never gets on is an AssertionError."""
+        queue, since, limit = self._queue, 0, 0
         while queue and queue[0][0] <= moment:
+            if queue[0][0] > self.time or not limit:
+                since, limit = 0, SPIN + 20 * len(queue)
             self.time, _, action = heapq.heappop(queue)
             action()
+            since += 1
+            assert since < limit, f"{since} things happened in one moment, and there is no end to it"
         self.time = moment
 
 

@@ -36,6 +36,7 @@ class Line:
     answered: bool = False
     welcomed: bool = False
     held: list[bytes] = field(default_factory=list)
+    dead: bool = False
 
 
 class World:
@@ -220,12 +221,15 @@ class World:
             self.clockwork.after(delay, lambda: self._deliver(line, data))
 
     def _greet(self, line: Line, data: bytes) -> None:
+        if line.agent is not None and line.agent.name in self.network.cut:
+            line.dead = True  # what opens a connection is never lost alone: all of it is
+            return
         line.ready = True
         for early in (data, *line.early):
             self._deliver(line, early)
 
     def _deliver(self, line: Line, data: bytes) -> None:
-        if line.agent is not None and line.agent.name in self.network.cut:
+        if line.dead or (line.agent is not None and line.agent.name in self.network.cut):
             return
         if line.agent is not None and not line.ready:
             line.early.append(data)
