@@ -12,7 +12,7 @@ class Limits:
     connections: int = 100_000
     runs: int = 10_000
     nodes_a_run: int = 200_000
-    silent_connections: int = 4096
+    silent_connections: int = 16_384
     """Connections that have not said hello."""
     hello_s: float = 10.0
     """How long one may take to say it."""

@@ -8,10 +8,15 @@ from rallypoint.core import authority as host
 from rallypoint.core import codec
 from rallypoint.core.model import Run
 from rallypoint.server.coordinator import Coordinator, Effects
+from rallypoint.server.limits import Limits
 from rallypoint.simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
     from rallypoint.simulation.world import World
+
+
+UNLIMITED = Limits(connections=10**9, nodes_a_run=10**9, silent_connections=10**9)
+"""A virtual machine has all the memory in the world."""
 
 
 class Authority(Process):
@@ -27,6 +32,7 @@ class Authority(Process):
             mint=world.mint,
             keeps_records=world.durable,
             records=[] if record is None else [codec.decode_run(record, self.now)],
+            limits=UNLIMITED,
             hold_s=world.settings.hold_s,
             policies=world.policies,
         )
