@@ -138,9 +138,10 @@ class Actor:
 class Server(Actor):
     """A standalone server."""
 
-    def __init__(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0) -> None:
-        arguments = ["--port", str(port), "--hold", str(hold_s), "--connections", str(connections)]
-        super().__init__("tests.faults.serve", *arguments, *(["--state", str(state)] if state else []))
+    def __init__(self, port: int, hold_s: float, state: Path | None, open_files: int) -> None:
+        arguments = ["--port", str(port), "--hold", str(hold_s), *(["--state", str(state)] if state else [])]
+        before = ["prlimit", f"--nofile={open_files}:{open_files}"] if open_files else []
+        super().__init__("tests.faults.serve", *arguments, before=before)
         self.port = port
 
     @property
@@ -188,8 +189,8 @@ class Stage:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
 
-    def server(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, connections: int = 0) -> Server:
-        server = Server(port=port, hold_s=hold_s, state=state, connections=connections)
+    def server(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, open_files: int = 0) -> Server:
+        server = Server(port, hold_s, state, open_files)
         self.actors.append(server)
         server.port = int(server.expect("serving")["port"])
         return server

@@ -82,6 +82,14 @@ class Puppet:
         assert member._is_heard(time.monotonic() + PATIENCE_S), "the authority was not reached"
         say("reached", round=self.here().round, state=member.view.state.value)
 
+    def clock(self) -> None:
+        say("clock", monotonic=time.monotonic())
+
+    def bide(self, seconds: float) -> None:
+        """Let time pass, unless there is news."""
+        news = self.here().changed.wait(seconds)
+        say("bided", news=news)
+
     def outage(self, seconds: float) -> None:
         """Wait until the authority has been away for so long."""
         link = self.here()._member.link

@@ -11,7 +11,6 @@ from typing import Any
 from rallypoint import events
 from rallypoint.server import recording
 from rallypoint.server.coordinator import Happening
-from rallypoint.server.limits import Limits
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import listen
 from rallypoint.server.state import StateFile
@@ -33,8 +32,7 @@ async def serve(options: argparse.Namespace) -> None:
     listener = listen(options.host, options.port)
     port = listener.getsockname()[1]
     state = StateFile(Path(options.state)) if options.state else None
-    limits = Limits(connections=options.connections) if options.connections else None
-    service = Service(state=state, limits=limits, tell=tell)
+    service = Service(state=state, tell=tell)
     service.coordinator.hold_s = options.hold
     await service.start(listener)
     say("serving", port=port)
@@ -47,7 +45,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--state", default="")
     parser.add_argument("--hold", type=float, default=0.0)
-    parser.add_argument("--connections", type=int, default=0)
     with events.subscribe(lambda event: say(event.kind, run=event.run_id, why=event.why, **event.details)):
         asyncio.run(serve(parser.parse_args()))
 

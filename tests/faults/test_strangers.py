@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rallypoint.server import protocol
+from rallypoint.server.service import RESERVE
 from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank
 from tests.faults.wire import Wire
 
@@ -150,8 +151,8 @@ def test_five_thousand_connections_that_say_nothing_harm_nobody(
         by_rank([*nodes, late], round=2)
 
 
-def test_a_server_at_its_limit_refuses_in_words_and_lives_on(stage: Stage) -> None:
-    server = stage.server(connections=10)
+def test_a_server_at_its_limit_of_open_files_refuses_in_words_and_lives_on(stage: Stage) -> None:
+    server = stage.server(open_files=RESERVE + 10)
     a, b, more = stage.nodes("a", "b", "more")
     for node in (a, b):
         node.join(server.endpoint, "2:3", **NIMBLE)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from rallypoint.server.coordinator import Coordinator, Effects, Happening
 from rallypoint.server.limits import Limits
-from rallypoint.server.sockets import raise_file_limit
+from rallypoint.server.sockets import BACKLOG, raise_file_limit
 from rallypoint.server.state import StateFile
 
 log = logging.getLogger("rallypoint.server")
@@ -63,6 +63,8 @@ class Service:
         self._loop = asyncio.get_running_loop()
         backlog = min(1024, self._limits.connections)
         self._server = await self._loop.create_server(lambda: _Line(self), sock=listener, backlog=backlog)
+        # asyncio has shortened the kernel's queue to the number that it takes from it at a time.
+        listener.listen(BACKLOG)
         self.perform(self.coordinator.tick(time.monotonic()))
 
     async def stop(self) -> None:
