@@ -27,6 +27,7 @@ class Authority(Process):
         self.world = world
         self.started_at = self.now
         self._alarm: float | None = None
+        self._unknown: Run | None = None
         self.server = Coordinator(
             monotonic=self.now,
             mint=world.mint,
@@ -42,9 +43,11 @@ class Authority(Process):
         """What it knows of the world's run, or would start with if it does not know it."""
         run_id = self.world.run_id
         authority = self.server.runs.get(run_id)
-        if authority is None:
-            authority = host.open_run(run_id, self.started_at, self.now, self.world.settings.hold_s)
-        return authority.run
+        if authority is not None:
+            return authority.run
+        if self._unknown is None or (self._unknown.hold_ends or self.now) < self.now:
+            self._unknown = host.open_run(run_id, self.started_at, self.now, self.world.settings.hold_s).run
+        return self._unknown
 
     def open(self, line: int) -> None:
         """A connection was made."""
