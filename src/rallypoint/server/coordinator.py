@@ -208,7 +208,7 @@ class Coordinator:
                 self._callers.pop(other, None)
                 effects.hang_ups.append((other, "the node has a newer connection"))
             self._lines[known.key] = caller
-        welcome = protocol.Welcome(protocol.VERSION, self.name)
+        welcome = protocol.Welcome(protocol.VERSION, self.name, (protocol.STANDALONE,) if self.visitors else ())
         self._send(caller, protocol.MAGIC + protocol.frame(welcome), effects)
 
     def _replaces(self, other: int, hello: protocol.Hello) -> bool:

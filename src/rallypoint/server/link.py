@@ -197,7 +197,8 @@ class Link:
             self._task = None
 
     async def _connect(self, line: _Line) -> None:
-        if self._find_server is not None:
+        if self._find_server is not None and not self._session.has_standalone_server:
+            # Whoever serves on its own comes back on its own, and would find its port taken.
             self._find_server()
         loop = asyncio.get_running_loop()
         if not _is_address(self.host):

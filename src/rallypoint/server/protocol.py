@@ -29,6 +29,8 @@ from rallypoint.errors import RendezvousStateError
 VERSION = 1
 FRAME_LIMIT = 64 * 1024
 PAGE_SIZE = 256
+STANDALONE = "standalone"
+"""A capability of servers that are not part of a job: nobody takes their place while they are away."""
 _LENGTH = 4
 MAGIC = b"RLYP"
 """What every connection starts with, in both directions: it tells another protocol from ours at the first bytes."""

@@ -87,7 +87,7 @@ class Service:
     def perform(self, effects: Effects) -> None:
         """Do what the coordinator decided: write it down, send it, hang up, tell of it."""
         if effects.records and self._state is not None:
-            self._state.append(effects.records)
+            self._write_down(self._state, effects)
         for caller, data in _by_caller(effects.sends):
             line = self._lines.get(caller)
             if line is not None:
@@ -103,6 +103,17 @@ class Service:
             if self._tell is not None:
                 self._tell(happening)
         self._plan()
+
+    @staticmethod
+    def _write_down(state: StateFile, effects: Effects) -> None:
+        """A full disk does not stop a job: its nodes can tell a restarted server what they know (rule 14)."""
+        try:
+            state.append(effects.records)
+        except OSError as exc:
+            runs = ", ".join(run_id for run_id, _ in effects.records)
+            log.error(
+                "%s cannot be written: %s; a restart would not know of the last change of %s", state.path, exc, runs
+            )
 
     def opened(self, line: _Line) -> int:
         """A connection was made."""

@@ -23,6 +23,7 @@ class Session:
         self.connected = False
         self.welcomed = False
         self.goodbye: protocol.Goodbye | None = None
+        self.has_standalone_server = False
         self.heard_at = 0.0
         self._reader = protocol.Reader()
         self._questions: dict[int, Callable[[protocol.Answer], None]] = {}
@@ -92,6 +93,7 @@ class Session:
     def _take(self, message: protocol.FromServer) -> None:
         if isinstance(message, protocol.Welcome):
             self.welcomed = True
+            self.has_standalone_server = protocol.STANDALONE in message.capabilities
             self.view = core.connected(self.view)
         elif isinstance(message, protocol.Goodbye):
             self.goodbye = message

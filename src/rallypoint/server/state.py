@@ -14,6 +14,8 @@ from rallypoint.core import codec
 from rallypoint.core.model import Run
 from rallypoint.errors import RendezvousStateError
 
+_START = b'{"v":'
+
 
 class StateFile:
     """An append-only file of runs, held by one server at a time."""
@@ -44,13 +46,17 @@ class StateFile:
             except RendezvousStateError as exc:
                 raise RendezvousStateError(f"line {number} of the state file {self.path}: {exc}") from exc
             runs[run.run_id] = (line, run)
+        if torn and not (torn.startswith(_START) or _START.startswith(torn)):
+            raise RendezvousStateError(
+                f"{self.path} is not a state file of ours: it ends with {torn[-20:]!r}; give the path of a new file"
+            )
         if torn or len(lines) > len(runs):
             self._rewrite([line for line, _ in runs.values()])
         return [run for _, run in runs.values()]
 
     def append(self, records: list[tuple[str, bytes]]) -> None:
         """Write records and wait until they are on disk."""
-        os.write(self._file, b"".join(record + b"\n" for _, record in records))
+        _write(self._file, b"".join(record + b"\n" for _, record in records))
         os.fdatasync(self._file)
 
     def close(self) -> None:
@@ -60,10 +66,18 @@ class StateFile:
     def _rewrite(self, lines: list[bytes]) -> None:
         """Replace the file by one with these lines only, so that a crash leaves either the old one or the new one."""
         beside = self.path.with_name(f"{self.path.name}.new")
-        beside.write_bytes(b"".join(line + b"\n" for line in lines))
-        fresh = os.open(beside, os.O_RDWR | os.O_APPEND)
+        fresh = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write(fresh, b"".join(line + b"\n" for line in lines))
         os.fsync(fresh)
         beside.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
         os.close(self._file)
         self._file = fresh
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
