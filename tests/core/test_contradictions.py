@@ -7,7 +7,7 @@ import pytest
 from rallypoint.core import codec
 from rallypoint.core.events import Seat, Standing
 from rallypoint.core.model import Ending, Phase, Reason, Role, Settings
-from rallypoint.core.notices import Fenced, Refused, spell_out
+from rallypoint.core.notices import Fenced, Refused, RunClosed, spell_out
 from rallypoint.errors import RendezvousStateError
 from tests.core.stage import Stage
 from tests.core.test_recovery import HOLD_S, claim, restarted
@@ -187,3 +187,18 @@ def test_a_sentence_about_many_missing_ranks_looks_at_few() -> None:
     assert "70 of 100 ranks of round 4 have spoken, missing: 30 nodes; at most" in stage.situation()
     stage.wait(HOLD_S)
     assert "only 70 of 100 ranks" in stage.why
+
+
+def test_who_knows_that_a_run_is_closed_is_still_there_until_it_leaves() -> None:
+    for other in (False, True):
+        stage = restarted(1, 2)
+        if other:
+            claim(stage, "b", 1, size=2)
+        for _ in range(2):
+            claim(stage, "a", 0, Standing.CLOSED, size=2)
+        stage.announce("told", Standing.CLOSED, incarnation="old")
+        stage.join("late")
+        assert stage.answer("late", RunClosed).incarnation == "old"
+        stage.lose("a", "b")
+        stage.join("late")
+        assert "late founded the run" in stage.why

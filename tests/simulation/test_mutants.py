@@ -106,12 +106,6 @@ MUTANTS = [
         "False",
     ),
     Mutant(
-        "broken is not sticky: a node's word for it is ignored",
-        "recovery.py",
-        "holds=holds and known.holds",
-        "holds=True",
-    ),
-    Mutant(
         "a lost count of newcomers is never repeated",
         "transition.py",
         "if said.waiting != run.told_waiting:",

@@ -75,13 +75,14 @@ def forget(life: Liveness, node_id: str) -> Liveness:
 def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tuple[Lost, ...]]:
     """Time passed: who is lost now?"""
     losses: list[Lost] = []
+    most = life.silent > 1 and life.silent * 2 > len(life.signs)
     while (first := life.due.first()) is not None and first[0] <= now:
         life = msgspec.structs.replace(life, due=life.due.without(first))
         node_id = first[1]
         sign = life.signs.get(node_id)
         if sign is None:
             continue
-        deadline, why = _deadline(life, sign, settings)
+        deadline, why = _deadline(sign, settings, most=most)
         if deadline > now:
             life = msgspec.structs.replace(life, due=life.due.set((deadline, node_id), None))
             continue
@@ -96,12 +97,11 @@ def wake_at(life: Liveness) -> float | None:
     return None if first is None else first[0]
 
 
-def _deadline(life: Liveness, sign: Sign, settings: Settings) -> tuple[float, str]:
-    """When a node with this sign of life is lost, and what is said then."""
+def _deadline(sign: Sign, settings: Settings, *, most: bool) -> tuple[float, str]:
+    """When a node with this sign of life is lost, and what is said then; `most` of them may be silent at once."""
     if sign.ended is None:
         patience = max(settings.heartbeat_timeout_s, sign.allowance)
         return sign.heard + patience, f"nothing was heard of it for {patience:.1f} s"
-    most = life.silent > 1 and life.silent * 2 > len(life.signs)
     grace = settings.heartbeat_timeout_s if most else settings.reconnect_grace_s
     return sign.ended + grace, f"its connection ended and did not come back within {grace:.2f} s"
 

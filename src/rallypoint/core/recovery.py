@@ -12,7 +12,7 @@ import msgspec
 
 from rallypoint.core.changes import Step, change, close, depart, enter, found, tell
 from rallypoint.core.events import Announced, Joined, Seat, Standing
-from rallypoint.core.model import Claim, Ending, Node, Phase, Run, World
+from rallypoint.core.model import Claim, Ending, Node, Phase, Run, Waiter, World, find_waiter
 from rallypoint.core.notices import Broken, Fenced, Notice
 from rallypoint.core.table import Table
 
@@ -150,11 +150,24 @@ def closed_before(run: Run, said: Announced, now: float, mint: str) -> Step:
         return Step(run, (), f"{said.node.name} speaks of a closed run that it does not name")
     if highest is None:
         known = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
-        return close(known, said.ending, said.why, now)
+        return close(stays(known, said), said.ending, said.why, now)
     if highest.incarnation != said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
     concluded = conclude(run, now, mint)
-    return close(concluded.run, said.ending, said.why, now).after(concluded)
+    return close(stays(concluded.run, said), said.ending, said.why, now).after(concluded)
+
+
+def stays(run: Run, said: Announced) -> Run:
+    """A member of a closed run is still here: until it has left, nobody founds the next incarnation (rule 1).
+
+    Who was only told that the run is closed does not count: newcomers that come and go would keep it closed for ever.
+    """
+    node = said.node
+    known = node.id in run.active or node.id in run.finished or find_waiter(run, node.id) is not None
+    if known or said.seat is None:
+        return run
+    waiter = Waiter(node, run.arrivals)
+    return change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, waiter))
 
 
 def standing_of(said: Announced) -> tuple[bool, bool]:

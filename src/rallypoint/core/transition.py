@@ -163,8 +163,10 @@ def _heard_closed(run: Run, said: Announced, now: float, mint: str) -> Step:
     """Closed is sticky: a node that was told so is right, whatever this authority remembers (rule 14)."""
     if run.phase is Phase.RECOVERING:
         return recovery.closed_before(run, said, now, mint)
-    if run.phase is Phase.CLOSED or said.incarnation != run.incarnation or not run.incarnation:
+    if said.incarnation != run.incarnation or not run.incarnation:
         return Step(run)
+    if run.phase is Phase.CLOSED:
+        return Step(recovery.stays(run, said))
     return close(run, said.ending, said.why, now)
 
 
