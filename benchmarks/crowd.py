@@ -38,15 +38,14 @@ class CrowdNode(asyncio.Protocol):
     def beat(self) -> None:
         """A heartbeat, and the next one in a second."""
         self.transport.write(self.session.beat(time.monotonic()))
-        interval = self.session.view.settings.heartbeat_interval_s
-        asyncio.get_running_loop().call_later(interval, self.beat)
+        asyncio.get_running_loop().call_later(self.session.beat_after_s, self.beat)
 
 
 async def join(endpoint: str, run_id: str, nodes: int, first: int, mine: int) -> list[CrowdNode]:
     """Connect and join, all at once."""
     host, _, port = endpoint.rpartition(":")
     loop = asyncio.get_running_loop()
-    settings = Settings(heartbeat_timeout_s=60.0)
+    settings = Settings()
 
     async def one(number: int) -> CrowdNode:
         node = Node(id=f"n{number}", name=f"n{number}", address="127.0.0.1", store="127.0.0.1:1")
@@ -66,14 +65,17 @@ async def main() -> None:
     answer("ready")
     loop = asyncio.get_running_loop()
     crowd: list[CrowdNode] = []
+    beating = False
     while order := (await loop.run_in_executor(None, sys.stdin.readline)).split():
         began = time.monotonic()
         if order[0] == "join":
             crowd = await join(endpoint, run_id, int(nodes), int(first), int(mine))
             answer(time.monotonic() - began)
         else:
-            for number, member in enumerate(crowd):
-                loop.call_later(number / len(crowd), member.beat)
+            if not beating:
+                for number, member in enumerate(crowd):
+                    loop.call_later(number / len(crowd), member.beat)
+                beating = True
             await asyncio.sleep(float(order[1]))
             answer(all(m.session.view.state is State.HOLDS for m in crowd))
 

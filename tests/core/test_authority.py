@@ -142,13 +142,18 @@ def test_who_leaves_is_not_given_up_later() -> None:
 
 def test_a_word_that_nothing_has_changed_keeps_a_node_alive() -> None:
     host = hosting("a", "b", "c")
-    host.now = 4.0
     run = host.authority.run
-    host.out = Output(authority.heard(host.authority, "c", 1, host.now))
-    assert host.authority.run is run
-    host.wait(10, "a", "b")
+    beats = {"c": 4.0}
+    for now in (5.0, 5.25, 8.9):
+        host.now = now
+        host.hold("a", "b")
+        host.out = authority.tick(host.authority, host.now, host.mint(), beats=beats)
+        assert host.out.losses == ()
+        assert host.authority.run is run
+    host.now = 9.0
+    host.hold("a", "b")
+    host.out = authority.tick(host.authority, host.now, host.mint(), beats=beats)
     assert [loss.node_id for loss in host.out.losses] == ["c"]
-    assert host.now == 9.0
 
 
 def test_an_administrator_can_close_a_run_or_give_up_a_node() -> None:

@@ -70,12 +70,6 @@ def receive(
     return _done(Authority(authority.run, life), transition.step(authority.run, message, now, mint, policies))
 
 
-def heard(authority: Authority, sender: str, connection: int, now: float) -> Authority:
-    """A node said that nothing has changed."""
-    life, _ = liveness.heard(authority.life, sender, connection, authority.run.settings, now)
-    return Authority(authority.run, life)
-
-
 def apply(
     authority: Authority, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES
 ) -> Output:
@@ -90,9 +84,15 @@ def connection_ended(authority: Authority, node_id: str, connection: int, now: f
     return Output(Authority(authority.run, life))
 
 
-def tick(authority: Authority, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Output:
+def tick(
+    authority: Authority,
+    now: float,
+    mint: str,
+    policies: Mapping[str, RankPolicy] = POLICIES,
+    beats: Mapping[str, float] = liveness.NO_BEATS,
+) -> Output:
     """Time passed; due whenever `wake_at` says so."""
-    life, losses = liveness.tick(authority.life, authority.run.settings, now)
+    life, losses = liveness.tick(authority.life, authority.run.settings, now, beats)
     step = transition.time_passed(authority.run, losses, now, mint, policies)
     return _done(Authority(authority.run, life), step, losses)
 

@@ -7,13 +7,18 @@ the longer time.  The time is that of `clock.AwakeClock`, which stands still whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
+from rallypoint.core.clock import LOOK_S
 from rallypoint.core.events import Lost
 from rallypoint.core.model import Settings
 from rallypoint.core.table import Table
+
+NO_BEATS: Mapping[str, float] = MappingProxyType({})
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -47,7 +52,7 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
         return life, False
     sign = Sign(connection, now)
     if known is None or known.allowance:
-        return _note(life, node_id, sign, now + settings.heartbeat_timeout_s), True
+        return _note(life, node_id, sign, _together(now + settings.heartbeat_timeout_s)), True
     back = known.ended is not None
     # The entry in `due` stays where it is and is judged when it comes up: a heartbeat costs one small change.
     return msgspec.structs.replace(life, signs=life.signs.set(node_id, sign), silent=life.silent - back), True
@@ -72,8 +77,14 @@ def forget(life: Liveness, node_id: str) -> Liveness:
     return msgspec.structs.replace(life, signs=life.signs.without(node_id), silent=silent)
 
 
-def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tuple[Lost, ...]]:
-    """Time passed: who is lost now?"""
+def tick(
+    life: Liveness, settings: Settings, now: float, beats: Mapping[str, float] = NO_BEATS
+) -> tuple[Liveness, tuple[Lost, ...]]:
+    """Time passed: who is lost now?
+
+    `beats` is when nodes were last heard to say nothing new.  It is looked at only for those who would be lost
+    otherwise, so that a heartbeat costs its receiver no more than noting the time.
+    """
     losses: list[Lost] = []
     most = life.silent > 1 and life.silent * 2 > len(life.signs)
     while (first := life.due.first()) is not None and first[0] <= now:
@@ -82,9 +93,14 @@ def tick(life: Liveness, settings: Settings, now: float) -> tuple[Liveness, tupl
         sign = life.signs.get(node_id)
         if sign is None:
             continue
+        beat = beats.get(node_id, 0.0)
+        if beat > sign.heard and sign.ended is None:
+            sign = Sign(sign.connection, beat)
+            life = msgspec.structs.replace(life, signs=life.signs.set(node_id, sign))
         deadline, why = _deadline(sign, settings, most=most)
         if deadline > now:
-            life = msgspec.structs.replace(life, due=life.due.set((deadline, node_id), None))
+            due = deadline if sign.ended is not None else _together(deadline)
+            life = msgspec.structs.replace(life, due=life.due.set((due, node_id), None))
             continue
         life = forget(life, node_id)
         losses.append(Lost(node_id, why))
@@ -104,6 +120,11 @@ def _deadline(sign: Sign, settings: Settings, *, most: bool) -> tuple[float, str
         return sign.heard + patience, f"nothing was heard of it for {patience:.1f} s"
     grace = settings.heartbeat_timeout_s if most else settings.reconnect_grace_s
     return sign.ended + grace, f"its connection ended and did not come back within {grace:.2f} s"
+
+
+def _together(deadline: float) -> float:
+    """Silent nodes are looked at a few times a second, all who are due: looking at each alone would cost more."""
+    return math.ceil(deadline / LOOK_S) * LOOK_S
 
 
 def _note(life: Liveness, node_id: str, sign: Sign, deadline: float) -> Liveness:

@@ -16,6 +16,7 @@ from rallypoint.core import codec
 from rallypoint.core.authority import Authority
 from rallypoint.core.clock import LOOK_S, AwakeClock, look
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message
+from rallypoint.core.liveness import NO_BEATS
 from rallypoint.core.model import Run
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousStateError
@@ -23,6 +24,9 @@ from rallypoint.server import protocol, queries
 from rallypoint.server.limits import Limits
 
 DEFAULTS = Limits()
+
+PONG_SHARE = 0.7
+"""The share of the heartbeat time-out that may pass before a beat must be answered, counting up to the next beat."""
 
 
 @dataclass
@@ -46,6 +50,11 @@ class Effects:
     hang_ups: list[tuple[int, str]] = field(default_factory=list)
     happenings: list[Happening] = field(default_factory=list)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to do; after a mere heartbeat there is not."""
+        return bool(self.sends or self.hang_ups or self.happenings or self.records)
+
 
 @dataclass
 class _Caller:
@@ -54,9 +63,10 @@ class _Caller:
     opened: float
     reader: protocol.Reader
     hello: protocol.Hello | None = None
-    said: bytes = b""
-    """The last announcement that needed no answer, and the run as it was then."""
+    frame: bytes = b""
+    """The last announcement that needed no answer, as it came, and the run as it was then."""
     known: Run | None = None
+    answered: float = 0.0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -102,6 +112,7 @@ class Coordinator:
         self._lines: dict[tuple[str, str], int] = {}
         self._wakes: list[tuple[float, str]] = []
         self._wake: dict[str, float] = {}
+        self._beats: dict[str, dict[str, float]] = {}
         for run in records:
             self._keep(run.run_id, host.restore(run, monotonic), monotonic)
 
@@ -126,6 +137,11 @@ class Coordinator:
         known = self._callers.get(caller)
         if known is None:
             return effects
+        if known.frame == data and known.reader.is_between_frames and self._is_known(known):
+            # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
+            self.messages["received"] += 1
+            self._beat(caller, known, now, effects)
+            return effects
         try:
             for body in known.reader.feed(data):
                 self.messages["received"] += 1
@@ -149,7 +165,10 @@ class Coordinator:
             moment, run_id = heapq.heappop(self._wakes)
             if self._wake.get(run_id) == moment:
                 del self._wake[run_id]
-                self._done(run_id, host.tick(self.runs[run_id], now, self._mint(), self.policies), now, effects)
+                output = host.tick(
+                    self.runs[run_id], now, self._mint(), self.policies, self._beats.get(run_id, NO_BEATS)
+                )
+                self._done(run_id, output, now, effects)
         late = [c for c, since in self._silent.items() if now - since > self.limits.hello_s]
         for caller in late:
             self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
@@ -168,10 +187,6 @@ class Coordinator:
     # What callers say ---------------------------------------------------------------------------------------------
 
     def _take(self, caller: int, known: _Caller, body: bytes, now: float, effects: Effects) -> None:
-        if known.said == body and self._is_known(known):
-            # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
-            self._beat(caller, known, now, effects)
-            return
         message = protocol.read(body, protocol.FROM_NODE)
         if isinstance(message, protocol.Hello):
             self._welcome(caller, known, message, effects)
@@ -182,9 +197,10 @@ class Coordinator:
             self._node_said(caller, known, message, now, effects)
             if all(to != caller for to, _ in effects.sends[sent:]):
                 # Whoever speaks is answered, so that it knows that it is heard.
+                known.answered = now
                 self._send(caller, _PONG, effects)
                 authority = self.runs.get(known.key[0])
-                known.said, known.known = body, authority.run if authority is not None else None
+                known.frame, known.known = protocol.framed(body), authority.run if authority is not None else None
         else:
             self._asked(caller, known, message, now, effects)
 
@@ -243,9 +259,12 @@ class Coordinator:
 
     def _beat(self, caller: int, known: _Caller, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
-        assert known.hello is not None, "only who said hello can say the same again"
-        self.runs[run_id] = host.heard(self.runs[run_id], node_id, known.hello.connection, now)
-        self._send(caller, _PONG, effects)
+        self._beats.setdefault(run_id, {})[node_id] = now
+        settings = self.runs[run_id].run.settings
+        if now + settings.heartbeat_timeout_s / 3 - known.answered >= PONG_SHARE * settings.heartbeat_timeout_s:
+            # A node gives an authority up that is silent for the time-out; there is no need to answer every beat.
+            known.answered = now
+            self._send(caller, _PONG, effects)
 
     def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
@@ -310,6 +329,7 @@ class Coordinator:
         if host.is_idle(authority):
             self.runs.pop(run_id, None)
             self._wake.pop(run_id, None)
+            self._beats.pop(run_id, None)
             return
         self.runs[run_id] = authority
         self._plan(run_id, now)
@@ -342,6 +362,7 @@ class Coordinator:
         run_id, node_id = known.key
         authority = self.runs.get(run_id)
         if authority is not None:
+            self._beats.get(run_id, {}).pop(node_id, None)
             output = host.connection_ended(authority, node_id, known.hello.connection, now)
             self._done(run_id, output, now, effects)
 

@@ -227,7 +227,7 @@ class Link:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self.view.settings.heartbeat_interval_s)
+            await asyncio.sleep(self._session.beat_after_s)
             now = time.monotonic()
             if self._session.is_stale(now) and self._transport is not None:
                 silence_s = self.view.settings.heartbeat_timeout_s
@@ -313,7 +313,11 @@ def _is_address(host: str) -> bool:
     return True
 
 
-class _Line(asyncio.Protocol):
+_BUFFER = memoryview(bytearray(64 * 1024))
+"""All links live on one loop and read one after another."""
+
+
+class _Line(asyncio.BufferedProtocol):
     """One connection of a link."""
 
     def __init__(self, link: Link) -> None:
@@ -326,8 +330,11 @@ class _Line(asyncio.Protocol):
         self._transport = transport
         self._link.opened(transport)
 
-    def data_received(self, data: bytes) -> None:
-        self._link.received(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._link.received(bytes(_BUFFER[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self._transport is not None, "a connection that was made is lost"

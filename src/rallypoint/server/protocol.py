@@ -196,7 +196,11 @@ FROM_SERVER: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 
 def frame(message: Any) -> bytes:
     """A message as it goes over the wire."""
-    body = _ENCODER.encode(message)
+    return framed(_ENCODER.encode(message))
+
+
+def framed(body: bytes) -> bytes:
+    """The bytes of a message with their length in front."""
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
@@ -210,6 +214,11 @@ class Reader:
         self._limit = limit
         self._buffer = bytearray()
         self._opened = False
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether all that came has been cut up."""
+        return self._opened and not self._buffer
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The frames that are complete with these bytes."""

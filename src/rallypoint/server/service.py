@@ -46,6 +46,7 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
         self.quiet = asyncio.Event()
+        self.buffer = memoryview(bytearray(64 * 1024))
         now = time.monotonic()
         self.coordinator = Coordinator(
             monotonic=now,
@@ -125,7 +126,9 @@ class Service:
 
     def received(self, number: int, data: bytes) -> None:
         """Bytes arrived."""
-        self.perform(self.coordinator.received(number, data, time.monotonic()))
+        effects = self.coordinator.received(number, data, time.monotonic())
+        if effects.is_due:
+            self.perform(effects)
 
     def ended(self, number: int) -> None:
         """A connection is gone."""
@@ -157,8 +160,8 @@ def _by_caller(sends: list[tuple[int, bytes]]) -> Iterable[tuple[int, bytes]]:
     return ((caller, run[0] if len(run) == 1 else b"".join(run)) for caller, run in pieces)
 
 
-class _Line(asyncio.Protocol):
-    """One connection."""
+class _Line(asyncio.BufferedProtocol):
+    """One connection.  All of a service read into one buffer: asyncio's own way makes a large one for every message."""
 
     transport: asyncio.Transport
 
@@ -173,8 +176,11 @@ class _Line(asyncio.Protocol):
         self.peer = str(transport.get_extra_info("peername"))
         self._number = self._service.opened(self)
 
-    def data_received(self, data: bytes) -> None:
-        self._service.received(self._number, data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._service.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._service.received(self._number, bytes(self._service.buffer[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._service.ended(self._number)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason
-from rallypoint.core.node import View
+from rallypoint.core.node import State, View
 from rallypoint.server import protocol
 
 
@@ -59,6 +59,14 @@ class Session:
         """A heartbeat is due: all that the node knows, once more (rule 14)."""
         self.view = core.passed(self.view, now)
         return self._announce() if self.connected else b""
+
+    @property
+    def beat_after_s(self) -> float:
+        """How long to wait before the next beat: while nothing is awaited, three beats a time-out are enough."""
+        settings = self.view.settings
+        if self.view.state is not State.HOLDS:
+            return settings.heartbeat_interval_s
+        return max(settings.heartbeat_interval_s, settings.heartbeat_timeout_s / 3)
 
     def is_stale(self, now: float) -> bool:
         """Whether the authority has been silent for so long that this connection is to be given up."""

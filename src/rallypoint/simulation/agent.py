@@ -137,7 +137,7 @@ class Agent(Process):
         self.later(backoff, lambda: None if self.session.connected else self._connect())
 
     def _beat(self) -> None:
-        self.later(self.world.settings.heartbeat_interval_s, self._beat)
+        self.later(self.session.beat_after_s, self._beat)
         if self.session.is_stale(self.now):
             self.connection_lost(self.line)
         self._do(lambda: self._send(self.session.beat(self.now)))
