@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 0:10000
-LONG_SEEDS ?= 0:100000
+LONG_SEEDS ?= 10000:30000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ BENCH := $(VENV)/.stamp-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all simulate bench format clean
+.PHONY: help demo check test test-all soak simulate bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -41,9 +41,11 @@ test: check ## all of check, 10,000 simulated schedules, then the whole suite bu
 	$(BIN)/python -m rallypoint.simulation run --seeds 0:10000
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not soak"
 
-test-all: check ## all of test, with the soaks and a long simulation
+test-all: test soak ## all of test, the soaks and a longer simulation
+
+soak: $(DEV) ## what test-all has besides test: 20,000 more schedules and the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -m soak
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)
