@@ -174,6 +174,10 @@ class Coordinator:
             self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
         return effects
 
+    def knows(self, caller: int) -> bool:
+        """Whether a connection is one that the server still listens to."""
+        return caller in self._callers
+
     def wake_at(self, monotonic: float) -> float:
         """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause.
 
@@ -326,12 +330,17 @@ class Coordinator:
                 self._send(caller, data, effects)
 
     def _keep(self, run_id: str, authority: Authority, now: float) -> None:
-        if host.is_idle(authority):
+        settled_at = self._started + self.hold_s
+        if host.is_idle(authority) and now >= settled_at:
             self.runs.pop(run_id, None)
             self._wake.pop(run_id, None)
             self._beats.pop(run_id, None)
             return
         self.runs[run_id] = authority
+        if host.is_idle(authority) and run_id not in self._wake:
+            # Until every node of an earlier life must have spoken, a forgotten run would be recovered once more.
+            self._wake[run_id] = settled_at
+            heapq.heappush(self._wakes, (settled_at, run_id))
         self._plan(run_id, now)
 
     def _plan(self, run_id: str, now: float) -> None:

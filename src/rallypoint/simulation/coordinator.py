@@ -55,6 +55,8 @@ class Authority(Process):
 
     def receive(self, line: int, data: bytes) -> None:
         """Bytes arrived."""
+        if not self.server.knows(line):
+            return  # it was hung up on: no bytes arrive after that
         before = self.run
         effects = self.server.received(line, data, self.now)
         self.world.arrived[line] = self.world.awake_time
