@@ -35,7 +35,7 @@ check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/coverage run -m pytest tests/core
 	$(BIN)/coverage report --skip-covered
-	$(BIN)/python -m pytest -q tests/project --ignore tests/project/test_layers.py
+	$(BIN)/python -m pytest -q -n auto tests/project --ignore tests/project/test_layers.py
 
 test: check ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds 0:10000
