@@ -71,7 +71,8 @@ class Invariants:
         world = run.world
         assert world is not None
         roster = (world.incarnation, world.round, tuple(node.id for node in world.members))
-        if before.phase is Phase.RECOVERING and world.seal_id in self.rosters:
+        if not before.incarnation and world.seal_id in self.rosters:
+            # The authority knew nothing of the run, and was told of this world by its members.
             known = self.rosters[world.seal_id]
             unheard = sum(a != b for a, b in zip(known[2], roster[2], strict=True))
             self._require(
