@@ -12,10 +12,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-# The environment; the package with what it needs to run; the tools of `make check`; what the plots need.
+# The environment; the package with what it needs to run; the tools of `make check`; what the tests run beside the
+# package (torch); what the plots need.
 CREATED := $(VENV)/.stamp-created
 RUN := $(VENV)/.stamp-run
 DEV := $(VENV)/.stamp-dev
+TEST := $(VENV)/.stamp-test
 BENCH := $(VENV)/.stamp-bench
 
 .DEFAULT_GOAL := help
@@ -37,13 +39,13 @@ check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/coverage report --skip-covered
 	$(BIN)/python -m pytest -q -n auto tests/project --ignore tests/project/test_layers.py
 
-test: check ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
+test: check $(TEST) ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds 0:10000
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not soak"
 
 test-all: test soak ## all of test, the soaks and a longer simulation
 
-soak: $(DEV) ## what test-all has besides test: 20,000 more schedules and the soaks
+soak: $(TEST) ## what test-all has besides test: 20,000 more schedules and the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
 	$(BIN)/python -m pytest -m soak
 
@@ -87,6 +89,11 @@ $(DEV): pyproject.toml $(CREATED)
 	@echo 'Installing Rallypoint and the tools of its checks into $(VENV).'
 	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $(RUN) $@
+
+$(TEST): pyproject.toml $(CREATED)
+	@echo 'Installing what the tests of Rallypoint run beside it (torch) into $(VENV).'
+	@$(PIP_INSTALL) --editable '.[dev,test]'
+	@touch $(RUN) $(DEV) $@
 
 $(BENCH): pyproject.toml $(CREATED)
 	@echo 'Installing Rallypoint and what its plots need into $(VENV).'
