@@ -86,25 +86,23 @@ def tick(
     otherwise, so that a heartbeat costs its receiver no more than noting the time.
     """
     losses: list[Lost] = []
-    most = life.silent > 1 and life.silent * 2 > len(life.signs)
-    while (first := life.due.first()) is not None and first[0] <= now:
-        life = msgspec.structs.replace(life, due=life.due.without(first))
+    signs, due, silent = life.signs, life.due, life.silent
+    most = silent > 1 and silent * 2 > len(signs)
+    while (first := due.first()) is not None and first[0] <= now:
+        due = due.without(first)
         node_id = first[1]
-        sign = life.signs.get(node_id)
+        sign = signs.get(node_id)
         if sign is None:
             continue
-        beat = beats.get(node_id, 0.0)
-        if beat > sign.heard and sign.ended is None:
-            sign = Sign(sign.connection, beat)
-            life = msgspec.structs.replace(life, signs=life.signs.set(node_id, sign))
+        if sign.ended is None and beats.get(node_id, 0.0) > sign.heard:
+            sign = Sign(sign.connection, beats[node_id])
         deadline, why = _deadline(sign, settings, most=most)
         if deadline > now:
-            due = deadline if sign.ended is not None else _together(deadline)
-            life = msgspec.structs.replace(life, due=life.due.set((due, node_id), None))
+            due = due.set((deadline if sign.ended is not None else _together(deadline), node_id), None)
             continue
-        life = forget(life, node_id)
+        signs, silent = signs.without(node_id), silent - (sign.ended is not None)
         losses.append(Lost(node_id, why))
-    return life, tuple(losses)
+    return Liveness(signs, due, silent), tuple(losses)
 
 
 def wake_at(life: Liveness) -> float | None:

@@ -15,18 +15,15 @@ from rallypoint.core import authority as host
 from rallypoint.core import codec
 from rallypoint.core.authority import Authority
 from rallypoint.core.clock import LOOK_S, AwakeClock, look
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message
+from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
 from rallypoint.core.liveness import NO_BEATS
 from rallypoint.core.model import Run
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousStateError
-from rallypoint.server import protocol, queries
+from rallypoint.server import pace, protocol, queries
 from rallypoint.server.limits import Limits
 
 DEFAULTS = Limits()
-
-PONG_SHARE = 0.7
-"""The share of the heartbeat time-out that may pass before a beat must be answered, counting up to the next beat."""
 
 
 @dataclass
@@ -66,6 +63,7 @@ class _Caller:
     frame: bytes = b""
     """The last announcement that needed no answer, as it came, and the run as it was then."""
     known: Run | None = None
+    holds: bool = False
     answered: float = 0.0
 
     @property
@@ -113,6 +111,7 @@ class Coordinator:
         self._wakes: list[tuple[float, str]] = []
         self._wake: dict[str, float] = {}
         self._beats: dict[str, dict[str, float]] = {}
+        self._to_answer: list[int] = []
         for run in records:
             self._keep(run.run_id, host.restore(run, monotonic), monotonic)
 
@@ -140,7 +139,7 @@ class Coordinator:
         if known.frame == data and known.reader.is_between_frames and self._is_known(known):
             # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
             self.messages["received"] += 1
-            self._beat(caller, known, now, effects)
+            self._beat(caller, known, now)
             return effects
         try:
             for body in known.reader.feed(data):
@@ -161,6 +160,7 @@ class Coordinator:
     def tick(self, monotonic: float) -> Effects:
         """Time passed; due when `wake_at` says so."""
         now, effects = self._look(monotonic), Effects()
+        self._answer_beats(effects)
         while self._wakes and self._wakes[0][0] <= now:
             moment, run_id = heapq.heappop(self._wakes)
             if self._wake.get(run_id) == moment:
@@ -205,6 +205,7 @@ class Coordinator:
                 self._send(caller, _PONG, effects)
                 authority = self.runs.get(known.key[0])
                 known.frame, known.known = protocol.framed(body), authority.run if authority is not None else None
+                known.holds = isinstance(message, Announced) and message.standing is Standing.HOLDS
         else:
             self._asked(caller, known, message, now, effects)
 
@@ -261,14 +262,20 @@ class Coordinator:
             return f"run {hello.run_id!r} has {len(run.life.signs)} nodes, as many as the server takes"
         return ""
 
-    def _beat(self, caller: int, known: _Caller, now: float, effects: Effects) -> None:
+    def _beat(self, caller: int, known: _Caller, now: float) -> None:
         run_id, node_id = known.key
         self._beats.setdefault(run_id, {})[node_id] = now
         settings = self.runs[run_id].run.settings
-        if now + settings.heartbeat_timeout_s / 3 - known.answered >= PONG_SHARE * settings.heartbeat_timeout_s:
-            # A node gives an authority up that is silent for the time-out; there is no need to answer every beat.
+        if pace.must_answer(settings, now - known.answered, holds=known.holds):
             known.answered = now
-            self._send(caller, _PONG, effects)
+            self._to_answer.append(caller)
+
+    def _answer_beats(self, effects: Effects) -> None:
+        """Many at a time, a few times a second: that costs half of answering each in its moment."""
+        for caller in self._to_answer:
+            if caller in self._callers:
+                self._send(caller, _PONG, effects)
+        self._to_answer.clear()
 
     def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:
         run_id, node_id = known.key

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
-from rallypoint.server import protocol
+from rallypoint.server import pace, protocol
 
 
 class Session:
@@ -62,15 +62,16 @@ class Session:
 
     @property
     def beat_after_s(self) -> float:
-        """How long to wait before the next beat: while nothing is awaited, three beats a time-out are enough."""
-        settings = self.view.settings
-        if self.view.state is not State.HOLDS:
-            return settings.heartbeat_interval_s
-        return max(settings.heartbeat_interval_s, settings.heartbeat_timeout_s / 3)
+        """How long to wait before the next beat."""
+        return pace.beat_after_s(self.view.settings, holds=self._holds)
 
     def is_stale(self, now: float) -> bool:
         """Whether the authority has been silent for so long that this connection is to be given up."""
-        return self.connected and now - self.heard_at > self.view.settings.heartbeat_timeout_s
+        return self.connected and now - self.heard_at > pace.patience_s(self.view.settings)
+
+    @property
+    def _holds(self) -> bool:
+        return self.view.state is State.HOLDS
 
     # What the node does -------------------------------------------------------------------------------------------
 
