@@ -33,7 +33,7 @@ async def serve(options: argparse.Namespace) -> None:
     port = listener.getsockname()[1]
     state = StateFile(Path(options.state)) if options.state else None
     service = Service(state=state, tell=tell)
-    service.coordinator.hold_s = options.hold
+    service.coordinator.runs.hold_s = options.hold
     await service.start(listener)
     say("serving", port=port)
     await asyncio.Event().wait()

@@ -1,27 +1,25 @@
 """The server's end of the protocol, sans-IO: many runs, many connections, one core.
 
-Bytes and the ends of connections go in with the time; what is to be sent, hung up, written down and told comes out as
+It converses with callers; the runs that they speak of are in `runs`.  Bytes and the ends of connections go in with the time; what is to be sent, hung up, written down and told comes out as
 `Effects`.  The shell that brings sockets is `service`; the simulation brings virtual ones.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.core import authority as host
 from rallypoint.core import codec
-from rallypoint.core.authority import Authority
 from rallypoint.core.clock import LOOK_S, AwakeClock, look
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
-from rallypoint.core.liveness import NO_BEATS
 from rallypoint.core.model import Run
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousStateError
 from rallypoint.server import pace, protocol, queries
 from rallypoint.server.limits import Limits
+from rallypoint.server.runs import Runs, Turn
 
 DEFAULTS = Limits()
 
@@ -98,22 +96,15 @@ class Coordinator:
         self.visitors = visitors
         self.keeps_records = keeps_records
         self.limits = limits
-        self.hold_s = hold_s
-        self.policies = policies
-        self.runs: dict[str, Authority] = {}
+        self.runs = Runs(monotonic, mint, hold_s, policies)
         self.messages: Counter[str] = Counter()
-        self._mint = mint
         self._clock = AwakeClock(monotonic)
-        self._started = monotonic
         self._callers: dict[int, _Caller] = {}
         self._silent: dict[int, float] = {}
         self._lines: dict[tuple[str, str], int] = {}
-        self._wakes: list[tuple[float, str]] = []
-        self._wake: dict[str, float] = {}
-        self._beats: dict[str, dict[str, float]] = {}
         self._to_answer: list[int] = []
         for run in records:
-            self._keep(run.run_id, host.restore(run, monotonic), monotonic)
+            self.runs.restore(run, monotonic)
 
     # What the shell calls -----------------------------------------------------------------------------------------
 
@@ -161,14 +152,8 @@ class Coordinator:
         """Time passed; due when `wake_at` says so."""
         now, effects = self._look(monotonic), Effects()
         self._answer_beats(effects)
-        while self._wakes and self._wakes[0][0] <= now:
-            moment, run_id = heapq.heappop(self._wakes)
-            if self._wake.get(run_id) == moment:
-                del self._wake[run_id]
-                output = host.tick(
-                    self.runs[run_id], now, self._mint(), self.policies, self._beats.get(run_id, NO_BEATS)
-                )
-                self._done(run_id, output, now, effects)
+        for turn in self.runs.tick(now):
+            self._done(turn, effects)
         late = [c for c, since in self._silent.items() if now - since > self.limits.hello_s]
         for caller in late:
             self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
@@ -183,10 +168,10 @@ class Coordinator:
 
         Never at this very moment: the two clocks differ by a rounding, and a shell would spin on it.
         """
-        latest = monotonic + LOOK_S
-        if not self._wakes:
+        latest, due = monotonic + LOOK_S, self.runs.wake_at()
+        if due is None:
             return latest
-        return min(latest, max(self._wakes[0][0] + self._clock.stalled_s, monotonic + 0.0005))
+        return min(latest, max(due + self._clock.stalled_s, monotonic + 0.0005))
 
     # What callers say ---------------------------------------------------------------------------------------------
 
@@ -203,14 +188,14 @@ class Coordinator:
                 # Whoever speaks is answered, so that it knows that it is heard.
                 known.answered = now
                 self._send(caller, _PONG, effects)
-                authority = self.runs.get(known.key[0])
+                authority = self.runs.known.get(known.key[0])
                 known.frame, known.known = protocol.framed(body), authority.run if authority is not None else None
                 known.holds = isinstance(message, Announced) and message.standing is Standing.HOLDS
         else:
             self._asked(caller, known, message, now, effects)
 
     def _is_known(self, known: _Caller) -> bool:
-        authority = self.runs.get(known.key[0]) if known.hello is not None else None
+        authority = self.runs.known.get(known.key[0]) if known.hello is not None else None
         return authority is not None and authority.run is known.known
 
     def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
@@ -255,17 +240,18 @@ class Coordinator:
                 f"this server is part of the job {self.only_run!r} and serves no other run; for {hello.run_id!r} start "
                 f"`rallypoint serve`, or use another port"
             )
-        if hello.run_id and hello.run_id not in self.runs and len(self.runs) >= self.limits.runs:
-            return f"the server has {len(self.runs)} runs, as many as it takes: try again when some have ended"
-        run = self.runs.get(hello.run_id)
+        runs = self.runs.known
+        if hello.run_id and hello.run_id not in runs and len(runs) >= self.limits.runs:
+            return f"the server has {len(runs)} runs, as many as it takes: try again when some have ended"
+        run = runs.get(hello.run_id)
         if run is not None and len(run.life.signs) >= self.limits.nodes_a_run:
             return f"run {hello.run_id!r} has {len(run.life.signs)} nodes, as many as the server takes"
         return ""
 
     def _beat(self, caller: int, known: _Caller, now: float) -> None:
         run_id, node_id = known.key
-        self._beats.setdefault(run_id, {})[node_id] = now
-        settings = self.runs[run_id].run.settings
+        self.runs.beat(run_id, node_id, now)
+        settings = self.runs.known[run_id].run.settings
         if pace.must_answer(settings, now - known.answered, holds=known.holds):
             known.answered = now
             self._to_answer.append(caller)
@@ -283,29 +269,26 @@ class Coordinator:
         if not node_id or speaks_for != node_id:
             self._turn_away(caller, f"{node_id or 'a visitor'} cannot speak for {speaks_for}", effects, final=True)
             return
-        authority = self.runs.get(run_id)
-        if authority is None:
-            authority = self.runs[run_id] = host.open_run(run_id, self._started, now, self.hold_s)
         assert known.hello is not None, "checked by the caller"
-        output = host.receive(authority, node_id, known.hello.connection, message, now, self._mint(), self.policies)
-        self._done(run_id, output, now, effects, message if isinstance(message, Left) else None)
+        turn = self.runs.receive(run_id, node_id, known.hello.connection, message, now)
+        self._done(turn, effects, message if isinstance(message, Left) else None)
 
     def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
         if isinstance(ask, protocol.AskPeers):
-            authority = self.runs.get(known.key[0])
+            authority = self.runs.known.get(known.key[0])
             answer: protocol.Answer = queries.peers(ask, authority.run if authority else None)
         elif known.key[1]:
             answer = protocol.Done(ask.number, False, "a node does not administer its run")
         elif isinstance(ask, protocol.AskRuns):
-            answer = queries.runs(ask, self.runs, now)
+            answer = queries.runs(ask, self.runs.known, now)
         elif isinstance(ask, protocol.AskStatus):
-            answer = queries.status(ask, self.runs.get(ask.run_id), now, self.messages)
+            answer = queries.status(ask, self.runs.known.get(ask.run_id), now, self.messages)
         else:
             answer = self._administer(ask, now, effects)
         self._send(caller, protocol.frame(answer), effects)
 
     def _administer(self, ask: protocol.AskClose | protocol.AskEvict, now: float, effects: Effects) -> protocol.Done:
-        authority = self.runs.get(ask.run_id)
+        authority = self.runs.known.get(ask.run_id)
         if authority is None:
             return protocol.Done(ask.number, False, f"there is no run {ask.run_id!r}")
         if isinstance(ask, protocol.AskClose):
@@ -315,19 +298,17 @@ class Coordinator:
             if node_id is None:
                 return protocol.Done(ask.number, False, f"there is no node {ask.node!r} in run {ask.run_id!r}")
             event = Lost(node_id, "an administrator evicted it")
-        self._done(ask.run_id, host.apply(authority, event, now, self._mint(), self.policies), now, effects)
+        self._done(self.runs.apply(ask.run_id, event, now), effects)
         return protocol.Done(ask.number, True)
 
     # What becomes of it -------------------------------------------------------------------------------------------
 
-    def _done(self, run_id: str, output: host.Output, now: float, effects: Effects, leave: Left | None = None) -> None:
-        before = self.runs[run_id].run
-        self._keep(run_id, output.authority, now)
-        after = output.authority.run
+    def _done(self, turn: Turn, effects: Effects, leave: Left | None = None) -> None:
+        run_id, output, after = turn.run_id, turn.output, turn.output.authority.run
         if output.durable and self.keeps_records:
-            effects.records.append((run_id, codec.encode_run(after, now)))
+            effects.records.append((run_id, codec.encode_run(after, turn.now)))
         if output.why or output.losses:
-            effects.happenings.append(Happening(run_id, output.why, before, after, output.losses, leave))
+            effects.happenings.append(Happening(run_id, output.why, turn.before, after, output.losses, leave))
         encoded: dict[int, bytes] = {}
         for node_id, said in output.sends:
             caller = self._lines.get((run_id, node_id))
@@ -335,26 +316,6 @@ class Coordinator:
                 # One notice to many is the same object, and is encoded once.
                 data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
                 self._send(caller, data, effects)
-
-    def _keep(self, run_id: str, authority: Authority, now: float) -> None:
-        settled_at = self._started + self.hold_s
-        if host.is_idle(authority) and now >= settled_at:
-            self.runs.pop(run_id, None)
-            self._wake.pop(run_id, None)
-            self._beats.pop(run_id, None)
-            return
-        self.runs[run_id] = authority
-        if host.is_idle(authority) and run_id not in self._wake:
-            # Until every node of an earlier life must have spoken, a forgotten run would be recovered once more.
-            self._wake[run_id] = settled_at
-            heapq.heappush(self._wakes, (settled_at, run_id))
-        self._plan(run_id, now)
-
-    def _plan(self, run_id: str, now: float) -> None:
-        due, planned = host.wake_at(self.runs[run_id], now), self._wake.get(run_id)
-        if due is not None and (planned is None or due < planned):
-            self._wake[run_id] = due
-            heapq.heappush(self._wakes, (due, run_id))
 
     def _send(self, caller: int, data: bytes, effects: Effects) -> None:
         self.messages["sent"] += 1
@@ -376,11 +337,9 @@ class Coordinator:
         if self._lines.get(known.key) == caller:
             del self._lines[known.key]
         run_id, node_id = known.key
-        authority = self.runs.get(run_id)
-        if authority is not None:
-            self._beats.get(run_id, {}).pop(node_id, None)
-            output = host.connection_ended(authority, node_id, known.hello.connection, now)
-            self._done(run_id, output, now, effects)
+        turn = self.runs.connection_ended(run_id, node_id, known.hello.connection, now)
+        if turn is not None:
+            self._done(turn, effects)
 
     def _look(self, monotonic: float) -> float:
         self._clock, now = look(self._clock, monotonic)

@@ -29,7 +29,7 @@ from rallypoint.server.background import background
 from rallypoint.server.hosting import Host, local_address
 from rallypoint.server.link import Link
 from rallypoint.server.session import Session
-from rallypoint.server.store import Offer, RoundStore
+from rallypoint.server.store import Offer, RoundStore, Serve, serve_here
 from rallypoint.stores.errors import StoreError
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
@@ -39,7 +39,8 @@ class Member:
     """A node that takes part in a run through a server.  Methods may be called from any thread.
 
     `is_host` says whether this process may serve the endpoint: True insists on it, False forbids it, None lets it serve
-    if the endpoint is an address of this machine and nobody else serves it.
+    if the endpoint is an address of this machine and nobody else serves it.  `serve_store` serves a round's store where
+    this node has rank 0.
     """
 
     def __init__(
@@ -54,16 +55,19 @@ class Member:
         is_host: bool | None = None,
         call_s: float = 60.0,
         close_s: float = 30.0,
+        serve_store: Serve = serve_here,
     ) -> None:
         self.run_id = run_id
         self.call_s = call_s
         self.close_s = close_s
+        self._serve_store = serve_store
         self._offer: Offer | None = None
         self._closed_run = False
         self._joining = threading.Lock()
         self._storing = threading.Lock()
         self._store: RoundStore | None = None
         self._own_address = bool(node.address)
+        self._finished = False
         self._left = False
         address = local_address(host) if is_host is not False else ""
         self._host = Host(address, port, run_id) if address else None
@@ -169,6 +173,17 @@ class Member:
         # Another thread has joined again since: the round is over, and so is its store.
         return RoundStore(self.run_id, placed, None, timedelta(seconds=300))
 
+    def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
+        """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self.link.wait(lambda view: not _is_in(view, placed), deadline)
+
+    def finish(self) -> None:
+        """Say that this node's work is done (rule 8), and stay for the others until `leave`."""
+        if self.view.state is State.HOLDS and not self._finished:
+            self._finished = True
+            self.link.leave(Reason.FINISHED)
+
     def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
         if self._left:
@@ -176,8 +191,11 @@ class Member:
         self._left = True
         deadline = time.monotonic() + (self.close_s if patience_s is None else patience_s)
         done = True
+        if self._finished:
+            reason = Reason.FINISHED
         if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
-            self.link.leave(reason, why)
+            if not self._finished:
+                self.link.leave(reason, why)
             if reason is Reason.FINISHED or self.link.is_connected:
                 # A process that ends too early is taken for a lost one.
                 done = self._is_heard(deadline)
@@ -198,7 +216,7 @@ class Member:
         with self._storing:
             self._release_store()
             listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
-            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300))
+            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300), self._serve_store)
             if self._offer is not None:
                 self._offer.withdraw()
 
@@ -284,6 +302,12 @@ def this_node(name: str = "", **wishes: object) -> Node:
 
 def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
     return protocol.AskPeers(number, seal_id, start)
+
+
+def _is_in(view: View, placed: Placed) -> bool:
+    """Whether a node is a member of this world, as far as it knows."""
+    world = view.world
+    return world is not None and world.seal_id == placed.seal_id and view.state in (State.HOLDS, State.FINISHED)
 
 
 async def _on_loop(host: Host) -> bool:

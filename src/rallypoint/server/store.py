@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.core.notices import Placed
@@ -10,6 +11,16 @@ from rallypoint.server.background import background
 from rallypoint.stores import PrefixStore, StoreServer, TcpStore
 from rallypoint.stores.late import LateStore
 from rallypoint.stores.server import listen
+
+Serve = Callable[[socket.socket], Callable[[], None]]
+"""Serves a store on a listening socket, which it takes over, and returns what ends it."""
+
+
+def serve_here(listener: socket.socket) -> Callable[[], None]:
+    """Serve a store on the background thread of this process."""
+    server = StoreServer()
+    server.start_on(background().loop, listener)
+    return server.stop
 
 
 class Offer:
@@ -44,18 +55,30 @@ class RoundStore(PrefixStore):
     Rank 0 serves it, on the socket that it had bound before it joined.
     """
 
-    def __init__(self, run_id: str, placed: Placed, listener: socket.socket | None, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        placed: Placed,
+        listener: socket.socket | None,
+        timeout: timedelta,
+        serve: Serve = serve_here,
+    ) -> None:
         host, _, port = placed.store.rpartition(":")
         self.seal_id = placed.seal_id
         self.host, self.port = host.strip("[]"), int(port)
-        self._server: StoreServer | None = None
-        if listener is not None:
-            self._server = StoreServer()
-            self._server.start_on(background().loop, listener)
-        prefix = f"{run_id}/{placed.incarnation}/{placed.round}"
-        super().__init__(prefix, LateStore(lambda: TcpStore(self.host, self.port, timeout=timeout)))
+        self._stop = serve(listener) if listener is not None else None
+        self.prefix = f"{run_id}/{placed.incarnation}/{placed.round}"
+        super().__init__(self.prefix, LateStore(lambda: self._open(timeout)))
+
+    def connect(self, timeout: timedelta) -> tuple[PrefixStore, Callable[[], None]]:
+        """The same keys over a connection of its own, and what ends that connection, from any thread."""
+        store = self._open(timeout)
+        return PrefixStore(self.prefix, store), store.close
 
     def stop(self) -> None:
         """End the server, where this process has it."""
-        if self._server is not None:
-            self._server.stop()
+        if self._stop is not None:
+            self._stop()
+
+    def _open(self, timeout: timedelta) -> TcpStore:
+        return TcpStore(self.host, self.port, timeout=timeout)

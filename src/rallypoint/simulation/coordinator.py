@@ -42,7 +42,7 @@ class Authority(Process):
     def run(self) -> Run:
         """What it knows of the world's run, or would start with if it does not know it."""
         run_id = self.world.run_id
-        authority = self.server.runs.get(run_id)
+        authority = self.server.runs.known.get(run_id)
         if authority is not None:
             return authority.run
         if self._unknown is None or (self._unknown.hold_ends or self.now) < self.now:
