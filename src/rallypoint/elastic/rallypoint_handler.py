@@ -8,6 +8,7 @@ from typing import Any
 from rallypoint.core.model import Bounds, OnGiveUp, Reason, Role, Settings
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.options import Option, OptionValues, choice, flag, number, read_options, seconds, text
+from rallypoint.elastic.round_stores import STORE, store_server
 from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.server.member import Member, this_node
 
@@ -56,6 +57,7 @@ OPTIONS: tuple[Option[Any], ...] = (
     ON_GIVE_UP,
     IS_HOST,
     NAME,
+    STORE,
 )
 
 
@@ -64,8 +66,8 @@ def create_handler(params: RendezvousParameters) -> RallypointHandler:
     return RallypointHandler(params)
 
 
-def create_member(params: RendezvousParameters, options: OptionValues) -> Member:
-    """A membership as the parameters ask for it."""
+def create_member(params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False) -> Member:
+    """A membership as the parameters ask for it; under torch, torch serves the stores unless the options say otherwise."""
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     node = this_node(
         options[NAME],
@@ -84,6 +86,7 @@ def create_member(params: RendezvousParameters, options: OptionValues) -> Member
         is_host=options[IS_HOST],
         call_s=options[READ_TIMEOUT],
         close_s=options[CLOSE_TIMEOUT],
+        serve_store=store_server(options[STORE], under_torch=under_torch),
     )
 
 

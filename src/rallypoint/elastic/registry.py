@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 PLUG_IN_GROUP = "torchrun.handlers"
 
+_FOR_TORCH = "rallypoint.torchrun:"
+
 _OURS = {
     "rallypoint": "rallypoint.elastic.rallypoint_handler:create_handler",
 }
@@ -64,6 +66,8 @@ def installed_handlers() -> Offers:
         return {}
     offers: dict[str, Callable[[], RendezvousHandlerCreator]] = {}
     for entry in entries:
+        if entry.name in _OURS and entry.value.startswith(_FOR_TORCH):
+            continue  # it makes torch's handlers, for torch's registry; ours of the same name is registered here
         # Of two packages that bring the same name, the one found first on the path counts, as for modules.
         offers.setdefault(entry.name, _loader(entry))
     return offers

@@ -1,0 +1,28 @@
+"""The one place that decides which server a round's store gets, where this node is the one to host it (rule 12).
+
+Both speak the same wire format, so nodes of one world need not agree.
+"""
+
+from __future__ import annotations
+
+from rallypoint.elastic.options import choice
+from rallypoint.server.store import Serve, serve_here
+
+AUTO, OURS, TORCH = "auto", "rallypoint", "torch"
+
+STORE = choice(
+    "store", (AUTO, TORCH, OURS), AUTO, "whose server a round's store gets: torch's, ours, or torch's under torchrun"
+)
+
+
+def store_server(asked: str, *, under_torch: bool) -> Serve:
+    """What serves the store of a round."""
+    if asked == OURS or (asked == AUTO and not under_torch):
+        return serve_here
+    try:
+        from rallypoint.torch_bridge.tcp_store import serve
+    except ImportError as exc:
+        raise ValueError(
+            f"store=torch needs torch, which cannot be imported ({exc}): install rallypoint[torch], or leave the option out"
+        ) from exc
+    return serve
