@@ -6,21 +6,17 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
 
-from rallypoint.stores import MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
+from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
+from tests.stores.kinds import BRIEFLY, MEMORY, SOON, SOON_S, TCP, Kind, Open, under
+
+__all__ = ["BRIEFLY", "SOON", "SOON_S", "Crew", "Handles", "Parking", "result"]
 
 T = TypeVar("T")
-
-# For what is expected to happen; never awaited in full by a test that passes.
-SOON = timedelta(seconds=30)
-SOON_S = SOON.total_seconds()
-# For what is expected not to happen.
-BRIEFLY = timedelta(milliseconds=20)
 
 
 class Parking:
@@ -88,37 +84,34 @@ def server() -> Iterator[StoreServer]:
     server.stop()
 
 
+KINDS: dict[str, Kind] = {
+    "memory": MEMORY,
+    "tcp": TCP,
+    "prefix-memory": under(MEMORY, "prefix"),
+    "prefix-tcp": under(TCP, "prefix"),
+    "inner-outer-tcp": under(TCP, "outer", "inner"),
+}
+
+
 class Handles:
     """Opens handles on one store, as many as a test needs, and closes them."""
 
-    def __init__(self, kind: str, stack: ExitStack) -> None:
-        self._prefixes = kind.split("-")[:-1]
-        self._stack = stack
-        if kind.endswith("memory"):
-            self._memory: MemoryStore | None = MemoryStore(SOON)
-        else:
-            self._memory = None
-            self._server = StoreServer()
-            self._server.start_in_thread(listen("127.0.0.1"))
-            stack.callback(self._server.stop)
-
-    def open(self) -> Store:
-        if self._memory is not None:
-            store: Store = self._memory.clone()
-        else:
-            store = self._stack.enter_context(TcpStore("127.0.0.1", self._server.port, timeout=SOON))
-        for prefix in self._prefixes:
-            store = PrefixStore(prefix, store)
-        return store
+    def __init__(self, kind: Kind, stack: ExitStack) -> None:
+        self.watched = kind.watched
+        self.open: Open = kind.make(stack)
 
 
-KINDS = ("memory", "tcp", "prefix-memory", "prefix-tcp", "inner-outer-tcp")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "handles" in metafunc.fixturenames:
+        needed: frozenset[str] = getattr(metafunc.function, "needs", frozenset())
+        names = [name for name, kind in KINDS.items() if not kind.lacks & needed]
+        metafunc.parametrize("handles", names, indirect=True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def handles(request: pytest.FixtureRequest) -> Iterator[Handles]:
     with ExitStack() as stack:
-        yield Handles(request.param, stack)
+        yield Handles(KINDS[request.param], stack)
 
 
 @pytest.fixture

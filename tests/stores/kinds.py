@@ -1,0 +1,78 @@
+"""The stores that the contract is tested on: what opens each of them, and what each is known to lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from rallypoint.stores import MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
+
+# For what is expected to happen; never awaited in full by a test that passes.
+SOON = timedelta(seconds=30)
+SOON_S = SOON.total_seconds()
+# For what is expected not to happen.
+BRIEFLY = timedelta(milliseconds=20)
+
+# What opens one more handle on a store.
+Open = Callable[[], Store]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Kind(NamedTuple):
+    """One kind of store.  Whatever is acquired for it goes onto the stack."""
+
+    make: Callable[[ExitStack], Open]
+    # What it does not do; tests that need one of these do not run on it.
+    lacks: frozenset[str] = frozenset()
+    # Whether its waiters stand in a `KeyValues` of this process, where a test can count them.
+    watched: bool = True
+
+
+def needs(*features: str) -> Callable[[F], F]:
+    """Marks a test that does not run on kinds which lack one of the features."""
+
+    def mark(test: F) -> F:
+        test.needs = frozenset(features)  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def under(kind: Kind, *prefixes: str, lacks: frozenset[str] = frozenset()) -> Kind:
+    """The same store under prefixes, the outermost first."""
+
+    def make(stack: ExitStack) -> Open:
+        open_below = kind.make(stack)
+
+        def open_store() -> Store:
+            store = open_below()
+            for prefix in prefixes:
+                store = PrefixStore(prefix, store)
+            return store
+
+        return open_store
+
+    return kind._replace(make=make, lacks=kind.lacks | lacks)
+
+
+def _memory(stack: ExitStack) -> Open:
+    return MemoryStore(SOON).clone
+
+
+def start_server(stack: ExitStack) -> StoreServer:
+    """A server of ours in a thread of this process."""
+    server = StoreServer()
+    server.start_in_thread(listen("127.0.0.1"))
+    stack.callback(server.stop)
+    return server
+
+
+def clients_of(port: int, stack: ExitStack) -> Open:
+    """Clients of ours."""
+    return lambda: stack.enter_context(TcpStore("127.0.0.1", port, timeout=SOON))
+
+
+MEMORY = Kind(_memory)
+TCP = Kind(lambda stack: clients_of(start_server(stack).port, stack))
