@@ -64,6 +64,9 @@ class KeyValues(Generic[W]):
     def holds(self, key: bytes) -> bool:
         return key in self._values or key in self._queues
 
+    def has_value(self, key: bytes) -> bool:
+        return key in self._values
+
     def get(self, key: bytes) -> bytes:
         """The value, empty where there is none."""
         return bytes(self._values.get(key, b""))
@@ -85,6 +88,12 @@ class KeyValues(Generic[W]):
             self.put(key, value)
 
     def add(self, key: bytes, amount: int) -> int:
+        total = self.total(key, amount)
+        self.put(key, b"%d" % total)
+        return total
+
+    def total(self, key: bytes, amount: int) -> int:
+        """What adding would make of the value; nothing is changed."""
         present = self.get(key) if key in self._values else b"0"
         if not _NUMBER.fullmatch(present):
             shown = present if len(present) <= 40 else present[:40] + b"..."
@@ -92,7 +101,6 @@ class KeyValues(Generic[W]):
         total = int(present) + amount
         if not _SMALLEST <= total <= _LARGEST:
             raise StoreError(f"cannot add {amount} to {_shown(key)}: {total} does not fit into 64 bits")
-        self.put(key, b"%d" % total)
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
@@ -105,6 +113,11 @@ class KeyValues(Generic[W]):
 
     def delete(self, key: bytes) -> bool:
         return self._values.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Drops all values and queues; who waits goes on waiting."""
+        self._values.clear()
+        self._queues.clear()
 
     # Queues -----------------------------------------------------------------------------------------------------------
 
@@ -124,6 +137,10 @@ class KeyValues(Generic[W]):
     def queue_len(self, key: bytes) -> int:
         return len(self._queues.get(key, ()))
 
+    def list_queues(self) -> list[tuple[bytes, list[bytes]]]:
+        """The queues that hold something, and what they hold."""
+        return [(key, list(queue)) for key, queue in self._queues.items()]
+
     # Waiting ----------------------------------------------------------------------------------------------------------
 
     def wait(self, waiter: W, keys: Iterable[bytes]) -> bool:
@@ -137,9 +154,15 @@ class KeyValues(Generic[W]):
     def barrier(self, waiter: W, key: bytes, world_size: int) -> bool:
         """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all who wait at it."""
         assert not waiter.waiting
+        if self.arrive(key, world_size):
+            return True
+        waiter.gate = key
+        self._gates.setdefault(key, OrderedDict())[waiter] = None
+        return False
+
+    def arrive(self, key: bytes, world_size: int) -> bool:
+        """Counts one arrival of somebody who, if the barrier stays closed, waits elsewhere."""
         if self.add(key, 1) < world_size:
-            waiter.gate = key
-            self._gates.setdefault(key, OrderedDict())[waiter] = None
             return False
         for freed in self._gates.pop(key, ()):
             freed.gate = None
