@@ -1,0 +1,1 @@
+"""Real torchrun, real workers, real signals."""
