@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
-from rallypoint.stores import MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
+from rallypoint.stores import FileStore, MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
 
 # For what is expected to happen; never awaited in full by a test that passes.
 SOON = timedelta(seconds=30)
@@ -74,5 +76,11 @@ def clients_of(port: int, stack: ExitStack) -> Open:
     return lambda: stack.enter_context(TcpStore("127.0.0.1", port, timeout=SOON))
 
 
+def _file(stack: ExitStack) -> Open:
+    path = Path(stack.enter_context(TemporaryDirectory())) / "store"
+    return lambda: stack.enter_context(FileStore(path, timeout=SOON))
+
+
 MEMORY = Kind(_memory)
+FILE = Kind(_file)
 TCP = Kind(lambda stack: clients_of(start_server(stack).port, stack))

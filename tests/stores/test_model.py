@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rallypoint.stores import MemoryStore, QueueEmptyError, Store, StoreServer, StoreTimeoutError, TcpStore, listen
+from rallypoint.stores import (
+    FileStore,
+    MemoryStore,
+    QueueEmptyError,
+    Store,
+    StoreServer,
+    StoreTimeoutError,
+    TcpStore,
+    listen,
+)
 
 KEYS = st.sampled_from(["a", "b", "c", "a/b", ""])
 VALUES = st.one_of(st.binary(max_size=8), st.sampled_from([b"", b"1", b"-20", b"abc"]))
@@ -127,6 +138,18 @@ class MemoryHistories(Histories):
         return [store, store.clone()]
 
 
+class FileHistories(Histories):
+    def open(self) -> list[Store]:
+        self.folder = TemporaryDirectory()
+        self.files = [FileStore(Path(self.folder.name) / "store") for _ in range(2)]
+        return list(self.files)
+
+    def teardown(self) -> None:
+        for store in self.files:
+            store.close()
+        self.folder.cleanup()
+
+
 class TcpHistories(Histories):
     def open(self) -> list[Store]:
         self.server = StoreServer()
@@ -142,5 +165,7 @@ class TcpHistories(Histories):
 
 TestMemoryHistories = MemoryHistories.TestCase
 TestMemoryHistories.settings = settings(max_examples=100, stateful_step_count=40)
+TestFileHistories = FileHistories.TestCase
+TestFileHistories.settings = settings(max_examples=50, stateful_step_count=40)
 TestTcpHistories = TcpHistories.TestCase
 TestTcpHistories.settings = settings(max_examples=25, stateful_step_count=40)

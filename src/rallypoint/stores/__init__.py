@@ -5,6 +5,7 @@ Nothing here keeps rounds or runs apart by itself: give each a `PrefixStore` of 
 
 from rallypoint.stores.base import Store
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from rallypoint.stores.file import FileStore
 from rallypoint.stores.memory import MemoryStore
 from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.server import StoreServer, listen
@@ -13,6 +14,7 @@ from rallypoint.stores.tcp import TcpStore
 from rallypoint.stores.wire import Limits
 
 __all__ = [
+    "FileStore",
     "Limits",
     "MemoryStore",
     "PrefixStore",

@@ -1,0 +1,270 @@
+"""The bytes of a store file, sans-IO: a head that says what is committed, and a log of records.
+
+The head is written after the record that it commits, and twice: whoever is killed while writing it leaves one whole copy
+behind.  Nobody reads beyond the end that the head names, so what a killed writer left there is never seen; before that
+end every byte is covered by a checksum, so that damage is noticed and not taken for an end.
+
+Compaction writes the present data as a new generation of the log, in front of the old one if there is room and behind
+it otherwise, and commits that by the head alone.  The old log stays until it is overwritten, so that who was about to
+read its last records can do so: their checksums tell whether they are still there.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from rallypoint.stores.data import KeyValues, W
+
+_ANY_FORMAT = b"rallypoint store file, format "
+MAGIC = _ANY_FORMAT + b"1\n"
+_COPY = struct.Struct("<Q16sQQQQQQQ")
+_CHECKSUM = struct.Struct("<I")
+_COPY_SIZE = _COPY.size + _CHECKSUM.size
+FIRST_COPY = len(MAGIC)
+SECOND_COPY = FIRST_COPY + _COPY_SIZE
+LOG_START = 256
+
+_FRAME = struct.Struct("<II")  # the length of the content, and a checksum of both
+_PART = struct.Struct("<BII")  # the verb, the lengths of key and value
+_SNAPSHOT_RECORD = 1 << 20
+
+# A log is compacted when it has outgrown both this and twice the data that it began with.
+COMPACT_FROM = 1 << 20
+
+
+class StoreFileError(Exception):
+    """The file is not, or no longer, what the store needs; the text says why, and what to do."""
+
+
+class DamagedFileError(StoreFileError):
+    """Bytes that were committed are not what was written."""
+
+
+# The head -------------------------------------------------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """What is committed."""
+
+    commits: int
+    incarnation: bytes
+    # The log is [start, end); up to `resume` it repeats what the generation before had come to.
+    generation: int
+    start: int
+    resume: int
+    end: int
+    previous_end: int
+    # Those who have opened the file and have not said that they go; and how many have said so.
+    users: int
+    departures: int
+
+    @property
+    def kept_to(self) -> int:
+        """Beyond this there is nothing that anybody may want to read."""
+        return max(self.end, self.previous_end)
+
+
+def first_head(incarnation: bytes, commits: int = 0) -> Head:
+    """An empty log, of a run of its own."""
+    return Head(commits, incarnation, 0, LOG_START, LOG_START, LOG_START, LOG_START, 0, 0)
+
+
+def head_copy(head: Head) -> bytes:
+    """One of the two copies."""
+    content = _COPY.pack(*head)
+    return content + _CHECKSUM.pack(zlib.crc32(content))
+
+
+def head_bytes(head: Head) -> bytes:
+    """All that comes before the log."""
+    return (MAGIC + 2 * head_copy(head)).ljust(LOG_START, b"\0")
+
+
+def read_copies(raw: bytes) -> tuple[Head | None, Head | None]:
+    """The two copies, as far as they are whole."""
+    return _read_copy(raw, FIRST_COPY), _read_copy(raw, SECOND_COPY)
+
+
+def is_mirrored(raw: bytes) -> bool:
+    """Whether the copies are the same, as they are unless a writer was killed."""
+    return raw[FIRST_COPY:SECOND_COPY] == raw[SECOND_COPY : SECOND_COPY + _COPY_SIZE]
+
+
+def newest(copies: tuple[Head | None, Head | None]) -> Head | None:
+    """The copy that counts."""
+    return max((copy for copy in copies if copy is not None), key=lambda copy: copy.commits, default=None)
+
+
+def _read_copy(raw: bytes, at: int) -> Head | None:
+    content, checksum = raw[at : at + _COPY.size], raw[at + _COPY.size : at + _COPY_SIZE]
+    if len(checksum) < _CHECKSUM.size or _CHECKSUM.unpack(checksum)[0] != zlib.crc32(content):
+        return None
+    return Head(*_COPY.unpack(content))
+
+
+class Opening(Enum):
+    """What becomes of a file that is opened."""
+
+    CREATE = "there is nothing in it yet"
+    JOIN = "others use it, or those who did have all said that they went"
+    START_ANEW = "nobody uses it any more, and not all have said so: its run was killed"
+
+
+def judge(raw: bytes, size: int, in_use: bool) -> Opening:
+    """What to do with a file that begins with `raw`; raises `StoreFileError` if it is not to be touched."""
+    if not raw.startswith(MAGIC[: len(raw)]):
+        if raw.startswith(_ANY_FORMAT):
+            raise StoreFileError("it was written by another version of Rallypoint; remove it, or use that version")
+        raise StoreFileError(
+            f"it is no store file of Rallypoint's, as it begins with {raw[:16]!r}; give the path of a new file"
+        )
+    head = newest(read_copies(raw))
+    if head is None:
+        if in_use or size > LOG_START:
+            raise DamagedFileError("its head is damaged; end the processes that use it, and remove it")
+        return Opening.CREATE
+    return Opening.START_ANEW if head.users and not in_use else Opening.JOIN
+
+
+# Records --------------------------------------------------------------------------------------------------------------
+
+
+class Verb(IntEnum):
+    """What can be done to a key."""
+
+    PUT = 1
+    APPEND = 2
+    DELETE = 3
+    PUSH = 4
+    POP = 5
+    ARRIVE = 6  # at a barrier; the value is the world size
+
+
+class Operation(NamedTuple):
+    """One change.  Those of one record happen together or not at all."""
+
+    verb: Verb
+    key: bytes
+    value: bytes = b""
+
+
+def arrival(key: bytes, world_size: int) -> Operation:
+    """Somebody comes to a barrier."""
+    return Operation(Verb.ARRIVE, key, b"%d" % world_size)
+
+
+def apply(data: KeyValues[W], operation: Operation) -> None:
+    """Makes the change that a record tells of."""
+    verb, key, value = operation
+    match verb:
+        case Verb.PUT:
+            data.put(key, value)
+        case Verb.APPEND:
+            data.append(key, value)
+        case Verb.DELETE:
+            data.delete(key)
+        case Verb.PUSH:
+            data.push(key, value)
+        case Verb.POP:
+            data.pop(key)
+        case Verb.ARRIVE:
+            data.arrive(key, int(value))
+
+
+def seed(head: Head) -> int:
+    """With what checksums begin: a record of another run, or of another generation, does not pass for one of this."""
+    return zlib.crc32(head.incarnation + b"%d" % head.generation)
+
+
+def record(operations: Iterable[Operation], seed: int) -> bytes:
+    """Some operations as they are written."""
+    parts: list[bytes] = []
+    for verb, key, value in operations:
+        parts += (_PART.pack(verb, len(key), len(value)), key, value)
+    content = b"".join(parts)
+    return _FRAME.pack(len(content), _checksum(content, seed)) + content
+
+
+def read_log(log: bytes, at: int, seed: int) -> list[Operation]:
+    """The operations of a part of the log that begins at the byte `at` of its file, and holds whole records only."""
+    operations: list[Operation] = []
+    place, view = 0, memoryview(log)
+    while place < len(log):
+        content = place + _FRAME.size
+        if content <= len(log):
+            length, checksum = _FRAME.unpack_from(log, place)
+            if content + length <= len(log) and _checksum(view[content : content + length], seed) == checksum:
+                operations += _operations(view[content : content + length])
+                place = content + length
+                continue
+        raise DamagedFileError(
+            f"the record at byte {at + place} is damaged, so that nothing in it can be relied on; end the processes that "
+            f"use it, and remove it"
+        )
+    return operations
+
+
+def _operations(content: memoryview) -> Iterator[Operation]:
+    place = 0
+    while place < len(content):
+        verb, key_size, value_size = _PART.unpack_from(content, place)
+        key = place + _PART.size
+        value = key + key_size
+        place = value + value_size
+        yield Operation(Verb(verb), bytes(content[key:value]), bytes(content[value:place]))
+
+
+def _checksum(content: bytes | memoryview, seed: int) -> int:
+    return zlib.crc32(content, zlib.crc32(_CHECKSUM.pack(len(content)), seed))
+
+
+# Compaction -----------------------------------------------------------------------------------------------------------
+
+
+def is_long(head: Head) -> bool:
+    """Whether the log has grown much larger than what it began with."""
+    return head.end - head.resume > max(COMPACT_FROM, 2 * (head.resume - head.start))
+
+
+def snapshot(data: KeyValues[W], seed: int) -> bytes:
+    """All data as a log, in records of moderate size."""
+    records: list[bytes] = []
+    batch: list[Operation] = []
+    size = 0
+    for operation in _contents(data):
+        batch.append(operation)
+        size += len(operation.key) + len(operation.value)
+        if size > _SNAPSHOT_RECORD:
+            records.append(record(batch, seed))
+            batch, size = [], 0
+    if batch:
+        records.append(record(batch, seed))
+    return b"".join(records)
+
+
+def _contents(data: KeyValues[W]) -> Iterator[Operation]:
+    for key in data.list_keys():
+        yield Operation(Verb.PUT, key, data.get(key))
+    for key, entries in data.list_queues():
+        for entry in entries:
+            yield Operation(Verb.PUSH, key, entry)
+
+
+def next_generation(head: Head) -> Head:
+    """The head under which a snapshot is written; `placed` says where."""
+    return head._replace(commits=head.commits + 1, generation=head.generation + 1, previous_end=head.end)
+
+
+def placed(head: Head, size: int) -> Head:
+    """A generation that begins with a snapshot of that size, where it overwrites nothing of the one before."""
+    start = LOG_START if LOG_START + size <= head.start else head.end
+    return head._replace(start=start, resume=start + size, end=start + size)
+
+
+def is_kept(head: Head, offset: int) -> bool:
+    """Whether the generation before may still be read from `offset` on."""
+    return head.end <= offset or head.previous_end <= head.start
