@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
-from tests.stores.kinds import BRIEFLY, MEMORY, SOON, SOON_S, TCP, Kind, Open, under
+from tests.stores.kinds import BRIEFLY, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, under
 
 __all__ = ["BRIEFLY", "SOON", "SOON_S", "Crew", "Handles", "Parking", "result"]
 
@@ -86,8 +86,10 @@ def server() -> Iterator[StoreServer]:
 
 KINDS: dict[str, Kind] = {
     "memory": MEMORY,
+    "file": FILE,
     "tcp": TCP,
     "prefix-memory": under(MEMORY, "prefix"),
+    "prefix-file": under(FILE, "prefix"),
     "prefix-tcp": under(TCP, "prefix"),
     "inner-outer-tcp": under(TCP, "outer", "inner"),
 }
