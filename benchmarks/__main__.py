@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import meeting, simulated
+from benchmarks import keys, meeting, simulated
 
 OUTPUT = Path("build/bench")
 
@@ -16,6 +16,7 @@ def main() -> None:
     OUTPUT.mkdir(parents=True, exist_ok=True)
     console = Console()
     meeting.run(console, OUTPUT)
+    keys.run(console, OUTPUT)
     simulated.run(console, OUTPUT)
 
 
