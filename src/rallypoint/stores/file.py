@@ -92,7 +92,7 @@ class FileStore(Store):
         *,
         timeout: timedelta = DEFAULT_TIMEOUT,
         limits: Limits | None = None,
-        _clone_of: bytes | None = None,
+        _clone_of: Journal | None = None,
     ) -> None:
         self._path = os.fspath(path)
         self._world_size = in_64_bits(world_size)
@@ -101,14 +101,11 @@ class FileStore(Store):
         self._limits = replace(limits, key_bytes=limits.key_bytes - 1)
         self.set_timeout(timeout)
         with self._in_words(f"open {self._place()}"):
-            # The real path, because a working directory may change and a link may be replaced.
-            self._journal = Journal(
-                Path(self._path).resolve(),
-                world_size,
-                self._patience(),
-                incarnation=_clone_of,
-                counted=_clone_of is None,
-            )
+            if _clone_of is not None:
+                self._journal = _clone_of.clone(self._patience())
+            else:
+                # The real path, because a working directory may change and a link may be replaced.
+                self._journal = Journal(Path(self._path).resolve(), world_size, self._patience())
         self._finalizer = weakref.finalize(self, self._journal.close)
 
     @property
@@ -267,7 +264,7 @@ class FileStore(Store):
             self._world_size,
             timeout=self._timeout,
             limits=replace(self._limits, key_bytes=self._limits.key_bytes + 1),
-            _clone_of=self._journal.incarnation,
+            _clone_of=self._journal,
         )
 
     # Reading and writing ----------------------------------------------------------------------------------------------

@@ -42,23 +42,24 @@ class Sleeper(Waiter):
 class Journal:
     """An open store file and its data, for all threads of a process; a forked child opens the file again by itself.
 
-    The file is removed when `world_size` counted users have left and nobody has it open.  With an `incarnation`, only
-    the file of that very run will do.  Raises `StoreFileError`, `OSError`, and `TimeoutError` where a lock is not to be
+    The file is removed when `world_size` users have left, clones not counted, and nobody has it open.  Raises `StoreFileError`, `OSError`, and `TimeoutError` where a lock is not to be
     had.
     """
 
-    def __init__(
-        self, path: Path, world_size: int, patience_s: float, *, incarnation: bytes | None = None, counted: bool = True
-    ) -> None:
+    def __init__(self, path: Path, world_size: int, patience_s: float, *, _run: bytes | None = None) -> None:
         self._path = path
         self._world_size = world_size
-        self._counted = counted
+        self._counted = _run is None
         self._thread_lock = threading.Lock()
         self._closed = False
-        self._file: StoreFile | None = StoreFile(path, patience_s, incarnation)
+        self._file: StoreFile | None = StoreFile(path, patience_s, _run)
         self.incarnation = self._file.incarnation
         self._forget()
         _journals.add(self)
+
+    def clone(self, patience_s: float) -> Journal:
+        """The same file of the same run, opened once more."""
+        return Journal(self._path, self._world_size, patience_s, _run=self.incarnation)
 
     def _forget(self) -> None:
         self.data = KeyValues[Sleeper]()

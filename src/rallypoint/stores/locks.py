@@ -62,7 +62,7 @@ def lock(file: int, kind: int, patience_s: float) -> None:
     while not try_lock(file, TURN, kind):
         if time.monotonic() >= deadline:
             raise TimeoutError(
-                f"another process has been keeping its lock for {patience_s:g} s; see whether one of them was stopped"
+                f"another process has been keeping its lock for {patience_s:.3g} s; see whether one of them was stopped"
             )
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
