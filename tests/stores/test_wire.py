@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -53,9 +52,7 @@ def read_all(data: bytes, cuts: Sequence[int] = (), limits: Limits | None = None
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     requests = []
     for start, end in pairwise(edges):
-        reader.feed(data[start:end])
-        while (request := reader.next_request()) is not None:
-            requests.append(request)
+        requests += reader.read(data[start:end])
     assert reader.unfinished is None
     assert not reader._buffer
     return requests
@@ -100,16 +97,33 @@ def test_requests_may_come_in_any_pieces(queries: list[Query], cuts: list[int]) 
     assert read_all(data, cuts)[1:] == requests
 
 
-@given(data=st.binary(max_size=200), introduced=st.booleans())
-def test_garbage_is_read_or_refused_but_nothing_else(data: bytes, introduced: bool) -> None:
-    reader = RequestReader(Limits())
-    reader.feed(HELLO * introduced + data)
-    with suppress(ProtocolError):
-        while reader.next_request() is not None:
-            pass
-
-
 SMALL = Limits(key_bytes=10, value_bytes=20, keys=3, request_bytes=40)
+
+
+def read_until_refused(pieces: Iterable[bytes]) -> tuple[list[Request], str]:
+    reader = RequestReader(SMALL)
+    requests: list[Request] = []
+    try:
+        for piece in pieces:
+            for request in reader.read(piece):
+                requests.append(request)  # noqa: PERF402 - those before a refusal count
+    except ProtocolError as exc:
+        return requests, str(exc)
+    return requests, ""
+
+
+@given(data=st.binary(max_size=200), introduced=st.booleans())
+def test_garbage_is_read_or_refused_however_it_is_cut(data: bytes, introduced: bool) -> None:
+    hello = [HELLO] * introduced
+    assert read_until_refused([*hello, data]) == read_until_refused([*hello, *(bytes((byte,)) for byte in data)])
+
+
+@given(st.lists(st.sampled_from([b"\x01", b"\x06", b"\x0a", b"k", *(wire.LENGTH.pack(n) for n in range(12))])))
+def test_what_is_nearly_a_request_is_read_or_refused_however_it_is_cut(parts: list[bytes]) -> None:
+    data = b"".join(parts)
+    assert read_until_refused([HELLO, data]) == read_until_refused([HELLO, *(bytes((byte,)) for byte in data)])
+
+
 REFUSED = {
     "unknown query 19": b"\x13",
     "unknown query 255": b"\xff",

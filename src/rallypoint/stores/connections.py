@@ -9,6 +9,7 @@ import socket
 from rallypoint.stores.serving import Send, Session, StoreServerCore
 
 _BACKLOG = 4096
+_BUFFER_BYTES = 1 << 18
 
 _log = logging.getLogger("rallypoint.stores")
 
@@ -21,6 +22,8 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._transports: dict[Session, asyncio.Transport] = {}
         self._closed = False
+        # All connections read into one buffer: asyncio's own way makes a large one for every message.
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
 
     async def open(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -69,7 +72,7 @@ class Listener:
                 transport.write(data)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._session: Session | None = None
@@ -78,9 +81,12 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._session = self._listener.connected(transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._listener.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         assert self._session is not None
-        self._listener.received(self._session, data)
+        self._listener.received(self._session, bytes(self._listener.buffer[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self._session is not None

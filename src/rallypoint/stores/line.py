@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import struct
 import time
 from contextlib import suppress
 
@@ -15,6 +16,9 @@ _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
 _CHUNK = 1 << 16
 
+# The C structure timeval: whole seconds and microseconds.
+_TIMEVAL = struct.Struct("ll")
+
 
 class Line:
     """A connected socket that knows when it may no longer be used: after any error that it raises.
@@ -22,9 +26,13 @@ class Line:
     It raises `TimeoutError`, `ConnectionError` and other kinds of `OSError`, and `ProtocolError`.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock = sock
-        self._buffer = bytearray()
+        self._buffer = b""
+        self._timeout_s = 0.0
+        # Python's own time-outs ask the system before each step whether it would block; the system's do not.
+        sock.setblocking(True)
+        self._set_timeout(timeout_s)
 
     def close(self) -> None:
         """Also from another thread: whoever is reading then fails."""
@@ -34,8 +42,9 @@ class Line:
 
     def ask(self, request: bytes, reader: Reader[T], timeout_s: float) -> T:
         """Sends and reads the answer; the time-out holds for each time that nothing moves."""
-        self._sock.settimeout(max(timeout_s, 1e-3))
-        self._sock.sendall(request)
+        if timeout_s != self._timeout_s:
+            self._set_timeout(timeout_s)
+        self._send(request)
         return self._read(reader)
 
     def ask_to_wait(self, request: bytes, timeout_s: float, patience_s: float) -> bool:
@@ -43,9 +52,9 @@ class Line:
 
         A server that does not answer to that either, for as long as `patience_s`, is a `TimeoutError`.
         """
-        self._sock.settimeout(patience_s)
-        self._sock.sendall(request)
-        self._sock.settimeout(max(timeout_s, 1e-3))
+        self._set_timeout(patience_s)
+        self._send(request)
+        self._set_timeout(timeout_s)
         try:
             return self._stop_waiting(self._read(wire.read_flag()))
         except TimeoutError:
@@ -55,6 +64,19 @@ class Line:
             self._stop_waiting(not self._read(wire.read_flag()))
             return True
         return False
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        seconds, fraction = divmod(max(timeout_s, 1e-3), 1)  # zero would be no time-out at all
+        timeval = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+    def _send(self, request: bytes) -> None:
+        try:
+            self._sock.sendall(request)
+        except BlockingIOError as exc:
+            raise TimeoutError("it does not take what it is sent") from exc
 
     def _stop_waiting(self, expected: bool) -> bool:
         if not expected:
@@ -71,14 +93,24 @@ class Line:
             return answer
 
     def _take(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            received = self._sock.recv(max(_CHUNK, min(size - len(self._buffer), 1 << 20)))
-            if not received:
-                raise ConnectionResetError("it closed the connection")
-            self._buffer += received
-        taken = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return taken
+        buffer = self._buffer
+        if len(buffer) < size:
+            pieces, length = [buffer], len(buffer)
+            while length < size:
+                pieces.append(self._receive(size - length))
+                length += len(pieces[-1])
+            buffer = b"".join(pieces)
+        self._buffer = buffer[size:]
+        return buffer[:size]
+
+    def _receive(self, wanted: int) -> bytes:
+        try:
+            received = self._sock.recv(max(_CHUNK, min(wanted, 1 << 20)))
+        except BlockingIOError as exc:
+            raise TimeoutError("it did not answer") from exc
+        if not received:
+            raise ConnectionResetError("it closed the connection")
+        return received
 
 
 def connect(host: str, port: int, timeout_s: float) -> Line:
@@ -104,7 +136,7 @@ def connect(host: str, port: int, timeout_s: float) -> Line:
 
 def _connect_once(host: str, port: int, timeout_s: float) -> Line:
     sock = socket.create_connection((host, port), timeout_s)
-    line = Line(sock)
+    line = Line(sock, timeout_s)
     try:
         if sock.getsockname() == sock.getpeername():
             # Nobody listens there; the system happened to choose that very port for our end.

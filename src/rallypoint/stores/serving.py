@@ -58,8 +58,7 @@ class StoreServerCore:
         sends: list[Send] = []
         unread = unread_bytes
         try:
-            session.reader.feed(data)
-            while (request := session.reader.next_request()) is not None:
+            for request in session.reader.read(data):
                 answer = self._answer(session, request, self.limits.unread_bytes - unread)
                 unread += len(answer)
                 if unread > self.limits.unread_bytes:

@@ -7,7 +7,7 @@ table below is all there is to it: requests are written and read by the same lin
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
@@ -83,6 +83,7 @@ SHAPES: dict[Query, Shape] = {
     Query.BARRIER: Shape("kq"),
 }
 _QUERIES = tuple(Query)
+_SHAPES = tuple(SHAPES[query] for query in _QUERIES)
 
 
 @dataclass(frozen=True)
@@ -160,15 +161,26 @@ class RequestReader:
         self._introduced = False
         self._forget()
 
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
+    def read(self, data: bytes) -> Iterator[Request]:
+        """The requests that are complete with these bytes."""
+        at = 0
+        if self._introduced and self._query is None and not self._buffer:
+            # Most of what comes is one whole request, or a few.
+            while (whole := _whole_request(data, at, self._limits)) is not None:
+                request, at = whole
+                yield request
+            if at == len(data):
+                return
+        self._buffer += data[at:] if at else data
+        while (done := self._next_request()) is not None:
+            yield done
 
     @property
     def unfinished(self) -> Query | None:
         """The query of which a part is still to come."""
         return self._query
 
-    def next_request(self) -> Request | None:
+    def _next_request(self) -> Request | None:
         """The next complete request, or None until more is fed."""
         if self._query is None:
             if self._at == len(self._buffer):
@@ -249,6 +261,38 @@ class RequestReader:
     def _compact(self) -> None:
         del self._buffer[: self._at]
         self._at = 0
+
+
+def _whole_request(data: bytes, at: int, limits: Limits) -> tuple[Request, int] | None:
+    """The request that begins there, and where it ends; None where it is not whole, or anything is wrong with it."""
+    size = len(data)
+    if at >= size or not 0 < (code := data[at]) < len(_SHAPES):
+        return None
+    fields, counted = _SHAPES[code]
+    at += 1
+    texts: list[bytes] = []
+    number = 0
+    try:
+        if counted:
+            (count,) = LENGTH.unpack_from(data, at)
+            at += 8
+            if count > limits.keys or count > size:
+                return None
+            fields *= count
+        for kind in fields:
+            if kind == "k" or kind == "v":
+                (length,) = LENGTH.unpack_from(data, at)
+                begin, at = at + 8, at + 8 + length
+                if at > size or length > limits.key_bytes:
+                    return None
+                texts.append(data[begin:at])
+            else:
+                shape = NUMBER if kind == "q" else NONCE
+                (number,) = shape.unpack_from(data, at)
+                at += shape.size
+    except struct.error:
+        return None
+    return Request(_QUERIES[code], texts, number), at
 
 
 # Reading answers ------------------------------------------------------------------------------------------------------
