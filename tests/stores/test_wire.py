@@ -50,7 +50,7 @@ def read_all(data: bytes, cuts: Sequence[int] = (), limits: Limits | None = None
     """What is read of bytes that come in pieces."""
     reader = RequestReader(limits or Limits())
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    requests = []
+    requests: list[Request] = []
     for start, end in pairwise(edges):
         requests += reader.read(data[start:end])
     assert reader.unfinished is None
