@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "examples" / "train.py"
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
 """How long an event may take on a machine that is very busy; a test that passes never waits for so long."""
 
 FAST: dict[str, Any] = {
@@ -54,7 +54,7 @@ class Agent:
         self.process = subprocess.Popen(
             [*before, sys.executable, "-m", "torch.distributed.run", *arguments],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,19 +81,34 @@ class Agent:
             try:
                 news = self._news.get(timeout=max(deadline - time.monotonic(), 0.0))
             except queue.Empty:
-                raise AssertionError(f"{self}: no {kind!r} with {wanted} came; {self.account()}") from None
+                raise AssertionError(f"{self}: no {kind!r} with {wanted} came; {self.last_words()}") from None
             if news is None:
                 self._news.put(None)
                 raise AssertionError(f"{self}: ended before {kind!r} with {wanted}; {self.account()}")
             self.seen.append(news)
+
+    def reach(self, step: int) -> Event:
+        """Wait until its worker has made a step with this number, or a later one."""
+        while (event := self.expect("step"))["step"] < step:
+            pass
+        return event
 
     def says(self, words: str) -> str:
         """Wait for a line on stderr that contains these words."""
         return str(self.expect("stderr", line=words)["line"])
 
     def account(self) -> str:
-        lines = [event["line"].rstrip() if event["event"] == "stderr" else str(event) for event in self.seen[-60:]]
+        lines = [event["line"].rstrip() if event["event"] == "stderr" else str(event) for event in self.seen[-100:]]
         return "\n".join([f"exit code {self.process.poll()}", *lines])
+
+    def last_words(self) -> str:
+        """Its account, and where each of its threads stands: that ends it."""
+        self._living_workers()
+        self.send(signal.SIGABRT)
+        self.process.wait()
+        self._threads[1].join(1.0)
+        self._drain()
+        return self.account()
 
     def losses(self) -> list[float]:
         """The loss of every step that was seen, over all rounds."""
@@ -131,8 +146,7 @@ class Agent:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self._drain()
-            raise AssertionError(f"{self} does not end; {self.account()}") from None
+            raise AssertionError(f"{self} does not end; {self.last_words()}") from None
 
     def errors(self) -> str:
         """All that it said on stderr, once it has ended."""

@@ -100,9 +100,3 @@ def learned(*agents: Agent) -> None:
     for agent in agents:
         losses = agent.losses()
         assert losses[-1] < 0.9 * losses[0], losses
-
-
-def resumed(before: Event, after: Event) -> None:
-    """The second world took up where the first had left its checkpoint."""
-    assert after["step"] > before["step"] or before["step"] > 0, (before, after)
-    assert after["pid"] != before["pid"], (before, after)

@@ -12,7 +12,7 @@ def test_survivors_of_a_killed_agent_regroup_and_resume(job: Job) -> None:
     agents = job.start("a b c", "2:3")
     places = formed(*agents)
     first, second, third = in_order(agents, places)
-    third.expect("step", step=12)
+    third.reach(12)
     third.kill()
     killed_at = time.monotonic()
     again = formed(first, second)
@@ -22,7 +22,7 @@ def test_survivors_of_a_killed_agent_regroup_and_resume(job: Job) -> None:
     assert not before & {place["pid"] for place in again}, "the workers are new"
     assert all(place["step"] >= 10 for place in again), "training resumes from the checkpoint"
     for agent in (first, second):
-        agent.expect("step", step=30)
+        agent.reach(30)
     learned(first, second)
     job.finish(first, second)
 
@@ -31,7 +31,7 @@ def test_survivors_of_rank_0_agree_on_a_new_master_that_answers(job: Job) -> Non
     agents = job.start("a b c", "2:3")
     places = formed(*agents)
     first, second, third = in_order(agents, places)
-    third.expect("step", step=12)
+    third.reach(12)
     first.kill()
     again = formed(second, third)
     assert again[0]["master"] != places[0]["master"]
@@ -39,6 +39,6 @@ def test_survivors_of_rank_0_agree_on_a_new_master_that_answers(job: Job) -> Non
     with socket.create_connection((host, int(port)), timeout=5):
         pass
     for agent in (second, third):
-        agent.expect("step", step=30)
+        agent.reach(30)
     learned(second, third)
     job.finish(second, third)

@@ -130,6 +130,15 @@ class Member:
         self.link.check()
         return core.num_nodes_waiting(self.view, time.monotonic())
 
+    def why_waiting(self) -> str:
+        """What is awaited, in words (rule 11); empty where nothing is."""
+        view = self.view
+        if view.state not in (State.WAITING, State.SPARE):
+            return ""
+        if view.out_since is not None:
+            return f"the authority at {self.link.where()} cannot be reached ({self.link.trouble})"
+        return view.why
+
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
         self.link.check()

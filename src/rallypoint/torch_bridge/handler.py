@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from rallypoint.errors import RendezvousGracefulExitError
 from rallypoint.torch_bridge.errors import torch_words
-from rallypoint.torch_bridge.round_store import LEFT_BARRIER, RoundStore, World
+from rallypoint.torch_bridge.round_store import LEFT_BARRIER, REGROUPED, RoundStore, World
 
 log = logging.getLogger("rallypoint.torchrun")
 
@@ -39,7 +39,7 @@ class Round(World, Protocol):
     host: str
     port: int
 
-    def release(self, key: str) -> None:
+    def release(self, key: str, value: bytes) -> None:
         """Set a key of the round's for those who wait for it, if that is still possible; does not wait."""
 
 
@@ -117,7 +117,7 @@ class TorchHandler(RendezvousHandler):  # type: ignore[misc]  # torch's types ar
         if self._round is not None:
             if self._round.is_over():
                 log.warning("run %r: joining again: %s", self.get_run_id(), self._round.why())
-            self._round.release(LEFT_BARRIER)
+            self._round.release(LEFT_BARRIER, REGROUPED)
         self._round = None
 
     def is_closed(self) -> bool:

@@ -26,6 +26,8 @@ ROLE_OF = "torchelastic/role_info/"
 RANKS_OF = "torchelastic/assigned_ranks/"
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 LEFT_BARRIER = f"{EXIT_BARRIER}/last_member"
+# What is put there by those who go on without the ones that have finished.
+REGROUPED = b"the others regrouped"
 
 _TIMEOUT = timedelta(seconds=300)
 # A host that dies breaks the connection before the authority has declared it lost.
@@ -51,6 +53,9 @@ class World(Protocol):
 
     def finished(self) -> None:
         """This node's workers are done."""
+
+    def superseded(self) -> None:
+        """The others have regrouped: nobody needs this round's store any more."""
 
     def why(self) -> str:
         """Why the world is over, in words."""
@@ -106,6 +111,10 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
         at_exit = bool(keys) and all(key.startswith(EXIT_BARRIER) for key in keys)
         when_over, verdict_s = (self._at_exit, 0.0) if at_exit else (self._refuse, VERDICT_S)
         self._do(lambda store: store.wait(list(keys), patience), when_over, verdict_s)
+        if LEFT_BARRIER in keys and not self._world.is_over():
+            at_last = self._do(lambda store: bytes(store.get(LEFT_BARRIER)), lambda: b"", 0.0)
+            if at_last == REGROUPED:
+                self._world.superseded()
 
     # The rest of the contract -----------------------------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from rallypoint.core.model import Reason
@@ -16,6 +17,11 @@ from rallypoint.server.member import Member
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge.handler import Departure
+
+log = logging.getLogger("rallypoint.torchrun")
+
+# How long a wait may take before somebody wonders why.
+_PATIENCE_S = 2.0
 
 _REASONS = {
     Departure.FINISHED: Reason.FINISHED,
@@ -35,11 +41,15 @@ class AgentRendezvous:
         self.run_id = member.run_id
         self._member = member
         self._join_timeout_s = join_timeout_s
+        self._round: AgentRound | None = None
         atexit.register(_withdraw, weakref.ref(member))
 
     def next_round(self) -> AgentRound:
         """Wait for a place in the next world."""
-        return AgentRound(self._member, self._member.join(self._join_timeout_s))
+        with _telling_why(self._member):
+            placed = self._member.join(self._join_timeout_s)
+        self._round = AgentRound(self._member, placed)
+        return self._round
 
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
@@ -55,7 +65,8 @@ class AgentRendezvous:
 
     def leave(self, departure: Departure, why: str) -> bool:
         """Leave for good; the host of the store stays for those who need it (rule 8)."""
-        return self._member.leave(_REASONS[departure], why)
+        hurry = self._round is not None and self._round.is_superseded
+        return self._member.leave(_REASONS[departure], why, patience_s=_HURRY.total_seconds() if hurry else None)
 
 
 class AgentRound:
@@ -67,6 +78,7 @@ class AgentRound:
         self._store = member.store(placed)
         self.rank, self.size = placed.rank, placed.size
         self.host, self.port = self._store.host, self._store.port
+        self.is_superseded = False
         self._closing: list[Callable[[], None]] = []
         self._watched = threading.Lock()
         threading.Thread(target=self._watch, name="rallypoint-round", daemon=True).start()
@@ -98,17 +110,21 @@ class AgentRound:
         """This node's workers are done."""
         self._member.finish()
 
-    def release(self, key: str) -> None:
+    def release(self, key: str, value: bytes) -> None:
         """Set a key of the round's for those who wait for it, if its host is still there; does not wait."""
 
         def set_key() -> None:
             with suppress(TimeoutError, StoreError):
                 store, close = self._store.connect(_HURRY)
-                store.set(key, b"")
+                store.set(key, value)
                 store.check([key])  # an answer: it was heard
                 close()
 
         threading.Thread(target=set_key, name="rallypoint-release", daemon=True).start()
+
+    def superseded(self) -> None:
+        """The others have regrouped: nobody needs this round's store any more."""
+        self.is_superseded = True
 
     def why(self) -> str:
         """Why the world is over."""
@@ -119,6 +135,26 @@ class AgentRound:
         with self._watched:
             for close in self._closing:
                 close()
+
+
+@contextmanager
+def _telling_why(member: Member) -> Iterator[None]:
+    """While somebody waits for long, say what is awaited, each time that it is something else (rule 11)."""
+    done = threading.Event()
+
+    def tell() -> None:
+        told = ""
+        while not done.wait(_PATIENCE_S):
+            why = member.why_waiting()
+            if why and why != told:
+                told = why
+                log.warning("run %r: waiting: %s", member.run_id, why)
+
+    threading.Thread(target=tell, name="rallypoint-waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _withdraw(member: weakref.ref[Member]) -> None:

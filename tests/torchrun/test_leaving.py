@@ -1,0 +1,83 @@
+"""Leaving is not closing (rule 8): what failing, being stopped, giving up and finishing mean to the others."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.torchrun.harness import ROOT
+from tests.torchrun.stage import Job, formed, in_order, learned
+
+WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
+
+
+def test_a_script_that_fails_is_started_again_with_all_the_others(job: Job) -> None:
+    failing = (WORKER, "--until", str(job.stop_file), "--fail-once", str(job.folder / "failed"))
+    (once,) = job.start("once", "2", script=failing)
+    (other,) = job.start("other", "2", script=(WORKER, "--until", str(job.stop_file)))
+    firsts = [agent.expect("started", world_size=2, restarts=0) for agent in (once, other)]
+    again = [once.expect("started", world_size=2, restarts=1), other.expect("started", world_size=2, restarts=0)]
+    assert {place["rank"] for place in again} == {0, 1}
+    assert not {place["pid"] for place in firsts} & {place["pid"] for place in again}
+    assert again[0]["master"] == again[1]["master"] != firsts[0]["master"]
+    job.finish(once, other)
+
+
+def test_an_agent_that_is_stopped_does_not_stop_the_others(job: Job) -> None:
+    agents = job.start("a b c", "2:3")
+    places = formed(*agents)
+    first, second, third = in_order(agents, places)
+    third.reach(12)
+    third.send(signal.SIGTERM)
+    again = formed(first, second)
+    assert [place["rank"] for place in again] == [0, 1]
+    assert third.exit_code() != 0
+    for agent in (first, second):
+        agent.reach(30)
+    learned(first, second)
+    job.finish(first, second)
+    assert f"{third.name} withdrew: its process was stopped" in first.errors() + second.errors()
+
+
+def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None:
+    (bad,) = job.start("bad", "2", script=(WORKER, "--exit", "3"), max_restarts=0)
+    (good,) = job.start("good", "2", script=(WORKER, "--until", str(job.stop_file)))
+    assert bad.exit_code() == 1
+    # Its worker runs on, as nothing is wrong with it; a third agent is told at once that the run is over.
+    (late,) = job.start("late", "2", script=(WORKER,))
+    assert late.exit_code() == 1
+    errors = late.errors()
+    assert "RendezvousClosedError" in errors
+    assert "is closed as failed: bad gave up: its workers failed, and it has no restarts left: exit code 3" in errors
+    job.finish(good)
+
+
+@pytest.mark.parametrize(("nnodes", "options"), [("1:2", {}), ("2", {"on_give_up": "wait"})], ids=["min<max", "wait"])
+def test_who_gives_up_where_others_can_go_on_leaves_alone(job: Job, nnodes: str, options: dict[str, str]) -> None:
+    script = (WORKER, "--until", str(job.stop_file))
+    (good,) = job.start("good", nnodes, script=script, options=options)
+    (bad,) = job.start("bad", nnodes, script=(WORKER, "--exit", "3"), options=options, max_restarts=0)
+    good.expect("started", world_size=2)
+    assert bad.exit_code() == 1
+    if nnodes == "2":
+        (fresh,) = job.start("fresh", nnodes, script=script, options=options)
+        assert {agent.expect("started", world_size=2)["rank"] for agent in (good, fresh)} == {0, 1}
+        job.finish(good, fresh)
+    else:
+        good.expect("started", world_size=1, restarts=0)
+        job.finish(good)
+
+
+def test_all_finish_close_together_and_a_spare_ends_well_with_them(job: Job) -> None:
+    agents = job.start("a b", "2", script=(WORKER, "--until", str(job.stop_file)))
+    for agent in agents:
+        agent.expect("started", world_size=2)
+    (spare,) = job.start("spare", "2", script=(WORKER,), options={"role": "spare"})
+    spare.says("standing by")
+    job.finish(*agents)
+    assert spare.exit_code(10.0) == 0
+    assert "Error" not in spare.errors()
+    assert not [event for event in spare.seen if event["event"] == "started"]
+    for agent in agents:
+        assert "Error" not in agent.errors()

@@ -1,0 +1,83 @@
+"""Where torch's agent looks at nothing but its store: a member that dies there takes nobody with it.
+
+The member that dies is a bare node, which takes part in the rendezvous and then does nothing that an agent does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.faults.harness import Node, Stage
+from tests.torchrun.harness import FAST, ROOT
+from tests.torchrun.stage import Job
+
+WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
+ROLE = {"role": "default", "rank": 2, "local_world_size": 1}
+
+
+@pytest.fixture
+def bare(job: Job) -> Iterator[Node]:
+    stage = Stage()
+    try:
+        yield stage.node("bare")
+    finally:
+        stage.end()
+
+
+def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:
+    given = {**FAST, **options}
+    bare.join(job.backend.endpoint, nnodes, job.run_id, **given)
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["the store's host", "another member"])
+def test_a_member_dies_between_the_seal_and_the_start_of_the_workers(job: Job, bare: Node, rank: int) -> None:
+    script = (WORKER, "--until", str(job.stop_file))
+    agents = job.start("a b", "2:3", script=script)
+    join(bare, job, "2:3", rank=rank)
+    assert bare.placed()["rank"] == rank
+    bare.kill()
+    places = [agent.expect("started", world_size=2) for agent in agents]
+    assert sorted(place["rank"] for place in places) == [0, 1]
+    assert {place["restarts"] for place in places} == {0}, "nobody was charged a restart"
+    assert len({place["master"] for place in places}) == 1
+    job.finish(*agents)
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["the store's host", "another member"])
+def test_a_member_dies_while_the_others_stand_in_the_exit_barrier(job: Job, bare: Node, rank: int) -> None:
+    agents = job.start("a b", "3", script=(WORKER,))
+    join(bare, job, "3", rank=rank)
+    assert bare.placed()["rank"] == rank
+    # It tells the others just enough for their workers to start.
+    roles = {"torchelastic/role_info/2": ROLE}
+    ranks = {f"torchelastic/assigned_ranks/{peer}": [peer, 3, peer, 3] for peer in (1, 2)}
+    for key, value in (ranks if rank == 0 else roles).items():
+        bare.ask("set", "stored", key=key, value=json.dumps(value))
+    for agent in agents:
+        agent.expect("done", world_size=3)
+    while bare.ask("get", "value", key="torchelastic/agent/terminal_state/num_members")["value"] != "2":
+        pass  # they are still on their way into the barrier
+    assert all(agent.process.poll() is None for agent in agents), "they wait for the third"
+    bare.kill()
+    assert [agent.exit_code(10.0) for agent in agents] == [0, 0]
+
+
+def test_who_has_finished_is_let_go_when_the_others_regroup(job: Job, bare: Node) -> None:
+    """The exit barrier of a world that broke: one is done, one is lost, and the third goes on with a newcomer."""
+    done = job.agent("done", "1:3", script=(WORKER,))
+    busy = job.agent("busy", "1:3", script=(WORKER, "--until", str(job.stop_file)), options={"rank": 1})
+    join(bare, job, "1:3", rank=2)
+    bare.placed()
+    bare.ask("set", "stored", key="torchelastic/role_info/2", value=json.dumps(ROLE))
+    done.expect("done", world_size=3)
+    while bare.ask("get", "value", key="torchelastic/agent/terminal_state/num_members")["value"] != "1":
+        pass
+    bare.kill()
+    assert done.exit_code(20.0) == 0
+    busy.expect("started", world_size=1, restarts=0)
+    job.stop_file.touch()
+    assert busy.exit_code() == 0
