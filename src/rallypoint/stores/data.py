@@ -13,7 +13,9 @@ from typing import Generic, TypeVar
 
 from rallypoint.stores.errors import StoreError
 
-_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+# White space, a sign, zeros and digits; whatever stands behind them does not count.
+_NUMBER = re.compile(rb"[ \t\n\v\f\r]*([+-]?)(0*)([0-9]*)")
+_MOST_DIGITS = 19
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
@@ -47,6 +49,11 @@ class KeyValues(Generic[W]):
         self._gates: dict[bytes, OrderedDict[W, None]] = {}
         self._promised: dict[bytes, int] = {}
         self._woken: list[W] = []
+
+    @property
+    def has_woken(self) -> bool:
+        """Whether `take_woken` would hand out anybody."""
+        return bool(self._woken)
 
     def take_woken(self) -> list[W]:
         """Who has nothing more to wait for, since this was last asked."""
@@ -94,11 +101,14 @@ class KeyValues(Generic[W]):
 
     def total(self, key: bytes, amount: int) -> int:
         """What adding would make of the value; nothing is changed."""
-        present = self.get(key) if key in self._values else b"0"
-        if not _NUMBER.fullmatch(present):
-            shown = present if len(present) <= 40 else present[:40] + b"..."
-            raise StoreError(f"cannot add to {_shown(key)}: it holds {shown!r}, which is not a whole number")
-        total = int(present) + amount
+        total = amount
+        if key in self._values:
+            present = self.get(key)
+            number = read_number(present)
+            if number is None:
+                shown = present if len(present) <= 40 else present[:40] + b"..."
+                raise StoreError(f"cannot add to {_shown(key)}: it holds {shown!r}, which is not a number of 64 bits")
+            total += number
         if not _SMALLEST <= total <= _LARGEST:
             raise StoreError(f"cannot add {amount} to {_shown(key)}: {total} does not fit into 64 bits")
         return total
@@ -216,6 +226,17 @@ class KeyValues(Generic[W]):
                 self._woken.append(waiter)
         if waiters is not None and not waiters:
             del self._waiting[key]
+
+
+def read_number(value: bytes) -> int | None:
+    """The whole number of 64 bits with which a value begins, as torch's stores read it."""
+    match = _NUMBER.match(value)
+    assert match is not None
+    sign, zeros, digits = match.groups()
+    if not (zeros or digits) or len(digits) > _MOST_DIGITS:
+        return None
+    number = int(sign + (digits or b"0"))
+    return number if _SMALLEST <= number <= _LARGEST else None
 
 
 def _drop(lists: dict[bytes, OrderedDict[W, None]], key: bytes, waiter: W) -> None:

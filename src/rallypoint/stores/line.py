@@ -14,7 +14,7 @@ from rallypoint.stores.wire import ProtocolError, Query, Reader, T
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
-_CHUNK = 1 << 16
+_SHORT, _CHUNK = 1 << 9, 1 << 20
 
 # The C structure timeval: whole seconds and microseconds.
 _TIMEVAL = struct.Struct("ll")
@@ -105,7 +105,8 @@ class Line:
 
     def _receive(self, wanted: int) -> bytes:
         try:
-            received = self._sock.recv(max(_CHUNK, min(wanted, 1 << 20)))
+            # Room for a short answer is quickly had, and most answers are short.
+            received = self._sock.recv(min(max(wanted, _SHORT), _CHUNK))
         except BlockingIOError as exc:
             raise TimeoutError("it did not answer") from exc
         if not received:

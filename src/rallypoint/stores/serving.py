@@ -54,28 +54,31 @@ class StoreServerCore:
         """
         if session.refusal is not None:
             return []
-        answers: list[bytes] = []
+        mine: list[bytes] = []
         sends: list[Send] = []
+        keys, limit = self._data, self.limits.unread_bytes
         unread = unread_bytes
         try:
             for request in session.reader.read(data):
-                answer = self._answer(session, request, self.limits.unread_bytes - unread)
-                unread += len(answer)
-                if unread > self.limits.unread_bytes:
-                    raise ProtocolError(f"it left more than {self.limits.unread_bytes} bytes of answers unread")
-                answers.append(answer)
+                answer = self._answer(session, request, limit - unread)
+                if answer:
+                    mine.append(answer)
+                    unread += len(answer)
+                    if unread > limit:
+                        raise ProtocolError(f"it left more than {limit} bytes of answers unread")
                 if session.promise is not None:
-                    self._data.settle(session)
-                for woken in self._data.take_woken():
-                    if woken is session:
-                        answers.append(_STOP_WAITING)  # in its place among the others
-                    else:
-                        sends.append(Send(woken, _STOP_WAITING))
+                    keys.settle(session)
+                if keys.has_woken:
+                    for woken in keys.take_woken():
+                        if woken is session:
+                            mine.append(_STOP_WAITING)  # in its place among the others
+                        else:
+                            sends.append(Send(woken, _STOP_WAITING))
         except (ProtocolError, StoreError) as exc:
             session.refusal = str(exc)
             sends += self._leave(session)
-        if mine := b"".join(answers):
-            sends.append(Send(session, mine))
+        if mine:
+            sends.append(Send(session, mine[0] if len(mine) == 1 else b"".join(mine)))
         return sends
 
     def disconnect(self, session: Session) -> list[Send]:

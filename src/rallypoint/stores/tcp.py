@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 
@@ -25,7 +23,8 @@ from rallypoint.stores.base import (
     name_some,
 )
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
-from rallypoint.stores.line import Line, connect
+from rallypoint.stores.line import connect
+from rallypoint.stores.shared_line import Asked, SharedLine
 from rallypoint.stores.wire import Limits, ProtocolError, Query, Reader, T
 
 # torch's clients put this before every key, and count themselves under that one without it.
@@ -66,8 +65,6 @@ class TcpStore(Store):
         self._host = host_name
         self._port = port
         self._limits = limits or Limits()
-        self._lock = threading.Lock()
-        self._ended: str | None = None
         self.set_timeout(timeout)
         # Whatever is acquired below is given back when the store is closed, or forgotten.
         acquired: list[Callable[[], None]] = []
@@ -108,7 +105,7 @@ class TcpStore(Store):
 
     def close(self) -> None:
         """Ends the connection, and the server if this store hosts it.  Who is waiting gets a `StoreError`."""
-        self._ended = self._ended or "it was closed here"
+        self._line.end("it was closed here")
         self._finalizer()
 
     # The contract -----------------------------------------------------------------------------------------------------
@@ -173,7 +170,7 @@ class TcpStore(Store):
             time.sleep(min(pause_s, term.left_s()))
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)
             if not term.left_s():
-                raise StoreTimeoutError(f"{self._what(asked)}: nothing came within {term.timeout_s:g} s")
+                raise StoreTimeoutError(f"{self._line.what(asked)}: nothing came within {term.timeout_s:g} s")
 
     def queue_len(self, key: str) -> int:
         return self._ask(("measure the queue", key), Query.QUEUE_LEN, [_name(key)], wire.read_number())
@@ -183,12 +180,12 @@ class TcpStore(Store):
         asked = (f"wait at the barrier of {world_size}", key)
         names = [_name(key)]
         request = self._request(asked, Query.BARRIER, names, in_64_bits(world_size))
-        with self._conversation(asked) as line:
+        with self._line.conversation(asked, self._patience_s) as line:
             done = line.ask_to_wait(request, term.left_s(), _PATIENCE_S)
             arrived = b"" if done else line.ask(wire.request(Query.GET, names), wire.read_value(), _PATIENCE_S)
         if not done:
             raise StoreTimeoutError(
-                f"{self._what(asked)}: not within {term.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
+                f"{self._line.what(asked)}: not within {term.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
             )
 
     @property
@@ -196,7 +193,7 @@ class TcpStore(Store):
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        in_seconds(timeout)
+        self._patience_s = max(in_seconds(timeout), _PATIENCE_S)
         self._timeout = timeout
 
     def clone(self) -> TcpStore:
@@ -213,23 +210,21 @@ class TcpStore(Store):
         term = self._term()
         request = self._request(asked, Query.CHECK, names) + wire.request(query, names)
         while True:
-            with self._conversation(asked) as line:
+            with self._line.conversation(asked, self._patience_s) as line:
                 reader = wire.read_if_ready(wire.read_values(len(names)))
-                values = line.ask(request, reader, self._patience())
+                values = line.ask(request, reader, self._patience_s)
             if values is not None:
                 return values
             self._wait(asked, names, term)
 
-    def _ask(
-        self, asked: tuple[str, ...], query: Query, texts: Sequence[bytes], reader: Reader[T], number: int = 0
-    ) -> T:
+    def _ask(self, asked: Asked, query: Query, texts: Sequence[bytes], reader: Reader[T], number: int = 0) -> T:
         request = self._request(asked, query, texts, number)
-        with self._conversation(asked) as line:
-            return line.ask(request, reader, self._patience())
+        with self._line.conversation(asked, self._patience_s) as line:
+            return line.ask(request, reader, self._patience_s)
 
-    def _wait(self, asked: tuple[str, ...], names: Sequence[bytes], term: Term) -> None:
+    def _wait(self, asked: Asked, names: Sequence[bytes], term: Term) -> None:
         request = self._request(asked, Query.WAIT, names)
-        with self._conversation(asked) as line:
+        with self._line.conversation(asked, self._patience_s) as line:
             if line.ask_to_wait(request, term.left_s(), _PATIENCE_S):
                 return
             missing = [
@@ -238,7 +233,7 @@ class TcpStore(Store):
                 if not line.ask(wire.request(Query.CHECK, [name]), wire.read_flag(), _PATIENCE_S)
             ]
         left = f"; still missing: {name_some(missing)}" if missing else ""
-        raise StoreTimeoutError(f"{self._what(asked)}: not within {term.timeout_s:g} s{left}")
+        raise StoreTimeoutError(f"{self._line.what(asked)}: not within {term.timeout_s:g} s{left}")
 
     def _wait_for_workers(self, world_size: int, is_master: bool) -> None:
         """Polls, as torch's does: all that clients do is add to a number, and the format knows no wait for that."""
@@ -248,15 +243,15 @@ class TcpStore(Store):
         pause_s = _POLL_S
         while is_master and here < world_size:
             if not term.left_s():
-                raise StoreTimeoutError(f"{self._what(asked)}: {here} came within {term.timeout_s:g} s")
+                raise StoreTimeoutError(f"{self._line.what(asked)}: {here} came within {term.timeout_s:g} s")
             time.sleep(min(pause_s, term.left_s()))
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)
             here = self._ask(asked, Query.ADD, [_WORKERS_KEY], wire.read_number(), 0)
 
-    def _connect(self) -> Line:
+    def _connect(self) -> SharedLine:
         timeout_s = in_seconds(self._timeout)
         try:
-            return connect(self._host, self._port, timeout_s)
+            return SharedLine(connect(self._host, self._port, timeout_s), self._place())
         except TimeoutError as exc:
             raise StoreTimeoutError(
                 f"no store server answered at {self._place()} within {timeout_s:g} s: {exc}"
@@ -264,63 +259,23 @@ class TcpStore(Store):
         except ProtocolError as exc:
             raise StoreError(f"cannot use the server at {self._place()}: {exc}") from exc
 
-    @contextmanager
-    def _conversation(self, asked: tuple[str, ...]) -> Iterator[Line]:
-        """The connection, for this thread alone.  Whatever goes wrong on it in the middle ends it."""
-        started = time.monotonic()
-        if not self._lock.acquire(timeout=self._patience()):
-            raise StoreTimeoutError(
-                f"cannot {self._what(asked)}: another thread has been waiting on this connection for "
-                f"{time.monotonic() - started:.3g} s; give it a clone() of the store"
-            )
-        try:
-            if self._ended is not None:
-                raise StoreError(f"cannot {self._what(asked)}: the connection is no more, because {self._ended}")
-            with self._ending(asked):
-                yield self._line
-        finally:
-            self._lock.release()
+    def _request(self, asked: Asked, query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
+        request = wire.request(query, texts, number)
+        # What is short in all has no part that is too long.
+        if len(request) > min(self._limits.value_bytes, self._limits.key_bytes) or len(texts) > self._limits.keys:
+            self._refuse_if_too_large(asked, query, texts)
+        return request
 
-    @contextmanager
-    def _ending(self, asked: tuple[str, ...]) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        except TimeoutError as exc:
-            why = self._end(f"the server did not answer for {time.monotonic() - started:.3g} s")
-            raise StoreTimeoutError(f"cannot {self._what(asked)}: {why}") from exc
-        except (OSError, ProtocolError) as exc:
-            why = self._end(str(exc))
-            hint = " (a server does that when the value is not a number)" if asked[0] == "add to" else ""
-            raise StoreError(f"cannot {self._what(asked)}: {why}{hint}") from exc
-        except BaseException:
-            self._end(f"a call was interrupted: {self._what(asked)}")
-            raise
-
-    def _end(self, why: str) -> str:
-        """The connection is of no use any more; returns why, which is the first reason that was given."""
-        self._ended = self._ended or why
-        self._line.close()
-        return self._ended
-
-    def _request(self, asked: tuple[str, ...], query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
+    def _refuse_if_too_large(self, asked: Asked, query: Query, texts: Sequence[bytes]) -> None:
         if why := wire.why_too_large(query, texts, self._limits):
             shown = tuple(key if len(key) <= 100 else f"{key[:100]}..." for key in asked[1:])
-            raise StoreError(f"cannot {self._what((asked[0], *shown))}: {why}")
-        return wire.request(query, texts, number)
+            raise StoreError(f"cannot {self._line.what((asked[0], *shown))}: {why}")
 
     def _term(self, timeout: timedelta | None = None) -> Term:
         return Term.of(self._timeout if timeout is None else timeout)
 
-    def _patience(self) -> float:
-        return max(in_seconds(self._timeout), _PATIENCE_S)
-
     def _place(self) -> str:
         return f"{self._host}, port {self._port}"
-
-    def _what(self, asked: tuple[str, ...]) -> str:
-        verb, *keys = asked
-        return f"{verb} {name_some(keys)} at {self._place()}" if keys else f"{verb} at {self._place()}"
 
 
 def _name(key: str) -> bytes:

@@ -1,0 +1,96 @@
+"""A client's connection as the threads of a process share it: one conversation at a time, and after a failure none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from rallypoint.stores.base import name_some
+from rallypoint.stores.errors import StoreError, StoreTimeoutError
+from rallypoint.stores.line import Line
+from rallypoint.stores.wire import ProtocolError
+
+Asked = tuple[str, ...]
+"""What a caller wants, for messages: a verb and the keys."""
+
+
+class SharedLine:
+    """A line that ends with the first thing that goes wrong on it: nobody could tell whose answer comes next."""
+
+    def __init__(self, line: Line, place: str) -> None:
+        self._line = line
+        self._place = place
+        self._lock = threading.Lock()
+        self._ended: str | None = None
+
+    def conversation(self, asked: Asked, patience_s: float) -> Conversation:
+        """A context in which this thread has the line for itself; others are waited for as long as `patience_s`."""
+        return Conversation(self, asked, patience_s)
+
+    def begin(self, asked: Asked, patience_s: float) -> Line:
+        """Take the line, until `finish`."""
+        if not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=patience_s):
+            raise StoreTimeoutError(
+                f"cannot {self.what(asked)}: another thread has been waiting on this connection for "
+                f"{patience_s:.3g} s; give it a clone() of the store"
+            )
+        if self._ended is not None:
+            self._lock.release()
+            raise StoreError(f"cannot {self.what(asked)}: the connection is no more, because {self._ended}")
+        return self._line
+
+    def finish(self, asked: Asked, error: BaseException | None, elapsed_s: float) -> None:
+        """Let others have the line.  Whatever went wrong ends it, and is said in words."""
+        try:
+            match error:
+                case None:
+                    pass
+                case TimeoutError():
+                    why = self.end(f"the server did not answer for {elapsed_s:.3g} s")
+                    raise StoreTimeoutError(f"cannot {self.what(asked)}: {why}") from error
+                case OSError() | ProtocolError():
+                    why = self.end(str(error))
+                    if asked[0] == "add to":
+                        why += " (a server does that when value or sum is not a number of 64 bits)"
+                    raise StoreError(f"cannot {self.what(asked)}: {why}") from error
+                case _:
+                    self.end(f"a call was interrupted: {self.what(asked)}")
+        finally:
+            self._lock.release()
+
+    def end(self, why: str) -> str:
+        """The line is of no use any more; returns why, which is the first reason that was given."""
+        self._ended = self._ended or why
+        self._line.close()
+        return self._ended
+
+    def close(self) -> None:
+        """Nobody needs it any more."""
+        self._line.close()
+
+    def what(self, asked: Asked) -> str:
+        """What was asked, and where."""
+        verb, *keys = asked
+        return f"{verb} {name_some(keys)} at {self._place}" if keys else f"{verb} at {self._place}"
+
+
+class Conversation:
+    """One request and its answer, for one thread.  A class, because a generator would cost more than the rest of it."""
+
+    __slots__ = ("_asked", "_began", "_line", "_patience_s")
+
+    def __init__(self, line: SharedLine, asked: Asked, patience_s: float) -> None:
+        self._line = line
+        self._asked = asked
+        self._patience_s = patience_s
+
+    def __enter__(self) -> Line:
+        line = self._line.begin(self._asked, self._patience_s)
+        self._began = time.monotonic()
+        return line
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.finish(self._asked, error, time.monotonic() - self._began)
