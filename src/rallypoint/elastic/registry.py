@@ -33,6 +33,8 @@ PLUG_IN_GROUP = "torchrun.handlers"
 _FOR_TORCH = "rallypoint.torchrun:"
 
 _OURS = {
+    "c10d": "rallypoint.elastic.c10d_rendezvous_backend:create_handler",
+    "static": "rallypoint.elastic.static_tcp_rendezvous:create_rdzv_handler",
     "rallypoint": "rallypoint.elastic.rallypoint_handler:create_handler",
 }
 

@@ -1,0 +1,67 @@
+"""What listens at an endpoint, before a store client is let loose on it: another server would leave it waiting in vain."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+
+from rallypoint.stores import wire
+from rallypoint.stores.wire import Query
+
+_NONCE = 0x52414C59
+_HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=_NONCE)
+_PONG = wire.NONCE.pack(_NONCE)
+_ANSWER_S = 2.0
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+
+
+class NotAStoreError(Exception):
+    """Something listens there, and it is no store server; the text says what it is."""
+
+
+def wait_for_store(host: str, port: int, timeout_s: float) -> None:
+    """Wait until a store server answers; TimeoutError where none does, NotAStoreError where something else listens."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return _probe(host, port, max(deadline - time.monotonic(), 0.001))
+        except (OSError, UnicodeError) as exc:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(str(exc) or type(exc).__name__) from exc
+        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _probe(host: str, port: int, timeout_s: float) -> None:
+    answer = _ask(host, port, _HELLO, timeout_s, at_most_s=None)
+    if answer == _PONG:
+        return
+    if answer.startswith(b"RLYP"):
+        raise NotAStoreError(
+            "a rallypoint server is there: use the backend 'rallypoint', or give the store another port than that "
+            "server's"
+        )
+    found = answer or _ask(host, port, b"GET / HTTP/1.0\r\n\r\n", timeout_s, at_most_s=_ANSWER_S)
+    if found.startswith(b"HTTP/"):
+        raise NotAStoreError("an HTTP server is there: use another port")
+    if not found:
+        raise ConnectionError("something took the connection and closed it without a word")
+    raise NotAStoreError(f"something else is there, which says {found[:40]!r}: use another port")
+
+
+def _ask(host: str, port: int, request: bytes, timeout_s: float, *, at_most_s: float | None) -> bytes:
+    """The first bytes of an answer; none where it closes, or does not answer a stranger's question in a while."""
+    with socket.create_connection((host, port), timeout_s) as sock:
+        if sock.getsockname() == sock.getpeername():
+            # Nobody listens there; the system happened to choose that very port for our end.
+            raise ConnectionRefusedError("nobody listens there")
+        sock.settimeout(min(_ANSWER_S, timeout_s) if at_most_s is None else at_most_s)
+        sock.sendall(request)
+        try:
+            return sock.recv(512)
+        except (TimeoutError, ConnectionResetError):
+            return b""
