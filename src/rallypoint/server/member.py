@@ -202,6 +202,8 @@ class Member:
         done = True
         if self._finished:
             reason = Reason.FINISHED
+        elif reason is Reason.FINISHED and self.view.world is None:
+            reason = Reason.WITHDREW  # who was never in a world has finished nothing, and nobody waits for its word
         if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             if not self._finished:
                 self.link.leave(reason, why)

@@ -1,0 +1,146 @@
+"""The plug-in as torch finds it, and what crosses into torch: its own types, its own errors, its own parameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from torch.distributed.elastic import rendezvous as torch_api
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+import rallypoint
+from rallypoint import errors
+from rallypoint.elastic import registry
+from rallypoint.torch_bridge.errors import in_torch_words
+from rallypoint.torch_bridge.handler import Departure, TorchHandler
+from rallypoint.torchrun.backend import our_parameters
+
+KINDS = [kind for name, kind in vars(errors).items() if name.startswith("Rendezvous")]
+
+
+def torch_parameters(**config: object) -> torch_api.RendezvousParameters:
+    """As torchrun makes them: it adds a time-out of its own to whatever the user gave."""
+    return torch_api.RendezvousParameters(
+        "rallypoint", "127.0.0.1:1", "run", 1, 2, is_host="false", timeout=900, **config
+    )
+
+
+def test_torch_finds_the_backend_by_its_name() -> None:
+    handler = get_rendezvous_handler(torch_parameters())
+    try:
+        assert isinstance(handler, torch_api.RendezvousHandler)
+        assert (handler.get_backend(), handler.get_run_id()) == ("rallypoint", "run")
+        assert handler.use_agent_store
+        assert handler.num_nodes_waiting() == 0
+        assert not handler.is_closed()
+    finally:
+        assert handler.shutdown()
+
+
+def test_loading_the_plug_in_imports_next_to_nothing() -> None:
+    (entry,) = metadata.entry_points(group="torchrun.handlers", name="rallypoint")
+    program = f"""
+import sys
+from {entry.module} import {entry.attr}
+assert callable({entry.attr}())
+print(*sorted({{"torch", "asyncio", "grpc", "msgspec", "rallypoint.elastic"}} & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
+def test_our_own_registry_is_not_confused_by_it() -> None:
+    assert "rallypoint" not in registry.installed_handlers()
+    params = rallypoint.RendezvousParameters("rallypoint", "127.0.0.1:1", "run", 1, 2, is_host="false")
+    handler = rallypoint.get_rendezvous_handler(params)
+    assert not isinstance(handler, torch_api.RendezvousHandler)
+    handler.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_of_torchs_class_and_of_ours(kind: type[errors.RendezvousError]) -> None:
+    error = in_torch_words(kind("a sentence"))
+    assert isinstance(error, getattr(torch_api, kind.__name__))
+    assert isinstance(error, kind)
+    assert str(error) == "a sentence"
+    assert type(error) is type(in_torch_words(kind("another")))
+
+
+def test_an_error_of_a_join_is_torchs() -> None:
+    handler = get_rendezvous_handler(torch_parameters(join_timeout=0.3))
+    with pytest.raises(torch_api.RendezvousTimeoutError, match=r"the authority at 127\.0\.0\.1:1 cannot be reached"):
+        handler.next_rendezvous()
+    handler.shutdown()
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_list_of_those_that_do() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'join_timeout'"):
+        get_rendezvous_handler(torch_parameters(join_timout=3))
+
+
+@pytest.mark.parametrize(
+    ("environment", "config", "wanted"),
+    [("3", {}, "3"), ("3", {"rank": "1"}, "1"), ("", {}, None), (" ", {"rank": 2}, 2)],
+)
+def test_the_wanted_rank_is_an_option_or_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: str, config: dict[str, object], wanted: object
+) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", environment)
+    assert our_parameters(torch_parameters(**config)).config.get("rank") == wanted
+
+
+class Recorded:
+    """A rendezvous that only notes how it is left."""
+
+    backend = "recorded"
+    run_id = "run"
+
+    def __init__(self) -> None:
+        self.left: list[tuple[Departure, str]] = []
+
+    def leave(self, departure: Departure, why: str) -> bool:
+        self.left.append((departure, why))
+        return True
+
+
+def failed() -> ChildFailedError:
+    return ChildFailedError("train.py", {4: ProcessFailure(1, 123, 3, "<N/A>")})
+
+
+@pytest.mark.parametrize(
+    ("error", "departure", "why"),
+    [
+        (None, Departure.FINISHED, ""),
+        (failed(), Departure.GAVE_UP, "exit code 3 of local rank 1, global rank 4"),
+        (KeyboardInterrupt(), Departure.STOPPED, "KeyboardInterrupt"),
+        (SystemExit(0), Departure.STOPPED, "SystemExit"),
+        (RuntimeError("no disk"), Departure.STOPPED, "RuntimeError: no disk"),
+    ],
+)
+def test_the_exception_under_way_tells_why_an_agent_goes(
+    error: BaseException | None, departure: Departure, why: str
+) -> None:
+    recorded = Recorded()
+    handler = TorchHandler(recorded)  # type: ignore[arg-type]  # all that is asked of it is there
+    try:
+        if error is not None:
+            raise error
+    except BaseException:  # noqa: BLE001
+        handler.shutdown()
+    else:
+        handler.shutdown()
+    (left,) = recorded.left
+    assert left[0] is departure
+    assert why in left[1]
+
+
+def test_an_exception_that_was_about_before_the_launch_means_nothing() -> None:
+    recorded = Recorded()
+    try:
+        raise RuntimeError("the first attempt failed")
+    except RuntimeError:
+        TorchHandler(recorded).shutdown()  # type: ignore[arg-type]
+    assert recorded.left == [(Departure.FINISHED, "")]
