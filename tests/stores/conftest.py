@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -12,9 +12,10 @@ import pytest
 
 from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
+from tests.interop.kinds import TORCH_KINDS
 from tests.stores.kinds import BRIEFLY, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, under
 
-__all__ = ["BRIEFLY", "SOON", "SOON_S", "Crew", "Handles", "Parking", "result"]
+__all__ = ["BRIEFLY", "SOON", "SOON_S", "Crew", "Handles", "Parked", "Parking", "result"]
 
 T = TypeVar("T")
 
@@ -70,6 +71,31 @@ def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
     return parking
 
 
+class Parked:
+    """Sees that others wait, on any kind of store."""
+
+    def __init__(self, watched: bool, parking: Parking) -> None:
+        self._watched = watched
+        self._parking = parking
+
+    def __call__(self, *futures: Future[Any]) -> None:
+        """Returns when all of them wait; on a store that nobody can look into, when none has come back for a while."""
+        if self._watched:
+            self._parking.expect(len(futures))
+        done, _ = wait(futures, 0 if self._watched else BRIEFLY.total_seconds(), FIRST_COMPLETED)
+        assert not done, "it did not wait"
+
+    def gave_up(self) -> None:
+        """Someone waited and does so no more."""
+        if self._watched:
+            self._parking.expect()
+
+
+@pytest.fixture
+def parked(handles: Handles, parking: Parking) -> Parked:
+    return Parked(handles.watched, parking)
+
+
 @pytest.fixture
 def crew() -> Iterator[Crew]:
     with ThreadPoolExecutor(16) as pool:
@@ -92,6 +118,7 @@ KINDS: dict[str, Kind] = {
     "prefix-file": under(FILE, "prefix"),
     "prefix-tcp": under(TCP, "prefix"),
     "inner-outer-tcp": under(TCP, "outer", "inner"),
+    **TORCH_KINDS,
 }
 
 

@@ -56,7 +56,8 @@ def under(kind: Kind, *prefixes: str, lacks: frozenset[str] = frozenset()) -> Ki
 
         return open_store
 
-    return kind._replace(make=make, lacks=kind.lacks | lacks)
+    # Prefixes count towards the length of a key, and a barrier under one is counted as torch's PrefixStore does it.
+    return kind._replace(make=make, lacks=kind.lacks | {"limits", "barrier key"} | lacks)
 
 
 def _memory(stack: ExitStack) -> Open:
@@ -81,6 +82,6 @@ def _file(stack: ExitStack) -> Open:
     return lambda: stack.enter_context(FileStore(path, timeout=SOON))
 
 
-MEMORY = Kind(_memory)
+MEMORY = Kind(_memory, frozenset({"limits"}))
 FILE = Kind(_file)
 TCP = Kind(lambda stack: clients_of(start_server(stack).port, stack))

@@ -148,7 +148,7 @@ def test_who_leaves_waits_no_more(hall: Hall) -> None:
 
 SMALL = Limits(key_bytes=10, value_bytes=100, keys=1000, unread_bytes=1000)
 WRONG = {
-    "not a whole number": wire.request(Query.ADD, [b"text"], 1),
+    "not a number of 64 bits": wire.request(Query.ADD, [b"text"], 1),
     "not fit into 64 bits": wire.request(Query.ADD, [b"big"], 2**63 - 1) + wire.request(Query.ADD, [b"big"], 1),
     "unknown query 77": b"\x4d",
     "key of 11 bytes": wire.request(Query.GET, [b"k" * 11]),

@@ -33,7 +33,11 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number that is kept as decimal text, and returns the sum.  An absent key counts as 0."""
+        """Adds to a number that is kept as decimal text, and returns the sum.  An absent key counts as 0.
+
+        Of a value that only begins with a number, that number counts, as with torch.  Any other value, or a sum beyond
+        64 bits, is a `StoreError`.
+        """
 
     @abstractmethod
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
@@ -87,8 +91,8 @@ class Store(ABC):
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Waits until `world_size` calls have been made with this key.
 
-        The key then stays and the barrier stays open: take another key the next time.  A call that timed out has been
-        counted nevertheless.
+        The barrier then stays open: take another key the next time.  A call that timed out has been counted
+        nevertheless.  Which keys it leaves behind is the store's own affair.
         """
 
     @property
