@@ -11,6 +11,7 @@ from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.server import StoreServer, listen
 from rallypoint.stores.serving import StoreServerCore
 from rallypoint.stores.tcp import TcpStore
+from rallypoint.stores.together import all_gather, barrier
 from rallypoint.stores.wire import Limits
 
 __all__ = [
@@ -25,5 +26,7 @@ __all__ = [
     "StoreServerCore",
     "StoreTimeoutError",
     "TcpStore",
+    "all_gather",
+    "barrier",
     "listen",
 ]
