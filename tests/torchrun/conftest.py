@@ -11,6 +11,14 @@ from tests.faults import harness as faults
 from tests.torchrun.stage import Backend, Job
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run beside one another, those of torchrun follow each other: each of them needs all the cores."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.xdist_group("torchrun"))
+
+
 class StandaloneServer:
     """A server as a process of its own."""
 

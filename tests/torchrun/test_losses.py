@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
+
 from tests.torchrun.stage import Job, formed, in_order, learned
 
 
@@ -42,3 +44,19 @@ def test_survivors_of_rank_0_agree_on_a_new_master_that_answers(job: Job) -> Non
         agent.reach(30)
     learned(second, third)
     job.finish(second, third)
+
+
+@pytest.mark.soak
+def test_workers_whose_agent_is_killed_do_not_hold_the_others_up(job: Job) -> None:
+    """They live on, so that nobody's workers crash: it is the notice alone that lets the others regroup."""
+    agents = job.start("a b c", "2:3")
+    places = formed(*agents)
+    first, second, third = in_order(agents, places)
+    third.reach(12)
+    third.kill_alone()
+    again = formed(first, second)
+    assert [place["rank"] for place in again] == [0, 1]
+    for agent in (first, second):
+        agent.reach(30)
+    learned(first, second)
+    job.finish(first, second)
