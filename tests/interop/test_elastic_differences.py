@@ -1,0 +1,248 @@
+"""Each declared difference between torch's rendezvous and ours is so; and the page shows them all."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.faults.harness import free_port
+from tests.interop.differences import DIFFERENCES, END, START, table
+from tests.interop.libraries import PATIENCE_S, Library, Meeting
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+SHOWN: set[str] = set()
+
+
+def shows(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """This test shows a difference on both sides."""
+    assert name in DIFFERENCES
+    SHOWN.add(name)
+    return lambda test: test
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Meeting, Meeting]]:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    made = Meeting(Library("torch"), dist.HashStore()), Meeting(Library("rallypoint"), dist.HashStore())
+    try:
+        yield made
+    finally:
+        for meeting in made:
+            meeting.end()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    waiting = threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline
+        waiting.wait(0.05)
+
+
+def fails(action: Callable[[], Any]) -> str:
+    """The name of the error's type, or an empty text."""
+    try:
+        action()
+    except Exception as exc:  # noqa: BLE001  # whatever it is, its name is the answer
+        return type(exc).__name__
+    return ""
+
+
+@shows("document")
+def test_the_document(both: tuple[Meeting, Meeting]) -> None:
+    theirs, ours = both
+    theirs.meet(theirs.handler(1, 1))
+    ours.meet(ours.handler(1, 1))
+    assert theirs.backend.state[:1] == pickle.PROTO
+    assert ours.backend.state.startswith(b'{"v":1,')
+    ours.backend.state = theirs.backend.state
+    assert fails(ours.handler(1, 1).next_rendezvous) == "RendezvousStateError"
+
+
+@shows("loss")
+def test_a_loss(both: tuple[Meeting, Meeting]) -> None:
+    for meeting in both:
+        first, second, lost = (meeting.handler(2, 3, keep_alive_max_attempt=2) for _ in range(3))
+        meeting.meet(first, second, lost)
+        lost._stop_heartbeats()
+    theirs, ours = (meeting.handlers[0] for meeting in both)
+    until(lambda: ours.num_nodes_waiting() == 1)
+    assert theirs.num_nodes_waiting() == 0
+
+
+@shows("surplus of a failed run")
+def test_a_surplus_node_of_a_failed_run(both: tuple[Meeting, Meeting]) -> None:
+    outcomes = []
+    for meeting in both:
+        first, second = meeting.handler(), meeting.handler()
+        meeting.meet(first, second)
+        before = meeting.backend.token
+        (standing_by,) = meeting.join(meeting.handler())
+        until(lambda meeting=meeting, before=before: meeting.backend.token > before)  # type: ignore[misc]
+        first.set_closed()
+        outcomes.append(fails(lambda: standing_by.result(PATIENCE_S)))  # noqa: B023
+    assert outcomes == ["RendezvousGracefulExitError", "RendezvousClosedError"]
+
+
+@shows("shutdown")
+def test_one_shuts_down(both: tuple[Meeting, Meeting]) -> None:
+    closed: list[bool] = []
+    for meeting in both:
+        first, second = meeting.handler(), meeting.handler()
+        infos = dict(zip((first, second), meeting.meet(first, second), strict=True))
+        leaver = max(infos, key=lambda handler: infos[handler].rank)
+        assert leaver.shutdown()
+        closed.append(bool(leaver.is_closed()))
+    assert closed == [True, False]
+
+
+@shows("stranger's shutdown")
+def test_a_stranger_shuts_down(both: tuple[Meeting, Meeting]) -> None:
+    closed = []
+    for meeting in both:
+        assert meeting.handler().shutdown()
+        closed.append(meeting.handler().is_closed())
+    assert closed == [True, False]
+
+
+@shows("reuse")
+def test_a_run_is_used_again(both: tuple[Meeting, Meeting]) -> None:
+    outcomes = []
+    for meeting in both:
+        first = meeting.handler(1, 1)
+        meeting.meet(first)
+        assert first.shutdown()
+        outcomes.append(fails(meeting.handler(1, 1).next_rendezvous))
+    assert outcomes == ["RendezvousClosedError", ""]
+
+
+@shows("bounds")
+def test_other_bounds(both: tuple[Meeting, Meeting]) -> None:
+    outcomes = []
+    for meeting in both:
+        meeting.join(meeting.handler(3, 3, join_s=3))
+        until(lambda meeting=meeting: meeting.backend.get_state() is not None)  # type: ignore[misc]
+        outcomes.append(fails(meeting.handler(2, 2).next_rendezvous))
+    assert outcomes == ["", "RendezvousError"]
+
+
+@shows("away")
+def test_a_backend_that_is_away(both: tuple[Meeting, Meeting]) -> None:
+    outcomes = []
+    for meeting in both:
+
+        def away(meeting: Meeting = meeting) -> None:
+            raise meeting.library.api.RendezvousConnectionError("it is away")
+
+        meeting.backend.get_state = away
+        outcomes.append(fails(meeting.handler(1, 1, join_s=0.5).next_rendezvous))
+    assert outcomes == ["RendezvousConnectionError", "RendezvousTimeoutError"]
+
+
+@shows("waiting unjoined")
+def test_a_handler_that_never_joined_is_asked_who_waits(both: tuple[Meeting, Meeting]) -> None:
+    asked = []
+    for meeting in both:
+        reads: list[int] = []
+        read = meeting.backend.get_state
+
+        def counting(read: Callable[[], Any] = read, reads: list[int] = reads) -> Any:
+            reads.append(1)
+            return read()
+
+        meeting.backend.get_state = counting
+        assert meeting.handler().num_nodes_waiting() == 0
+        asked.append(bool(reads))
+    assert asked == [True, False]
+
+
+@shows("prefix")
+def test_the_prefix(both: tuple[Meeting, Meeting]) -> None:
+    parts = []
+    for meeting in both:
+        (info,) = meeting.meet(meeting.handler(1, 1))
+        info.store.set("key", "value")
+        (key,) = [key for key in meeting.store.list_keys() if key.endswith("/key")]
+        parts.append(key.partition("/")[0].split("."))
+    assert [part[:3] for part in parts] == [["torch", "rendezvous", "run"]] * 2
+    assert [len(part) for part in parts] == [4, 5]
+
+
+@shows("keep-alive")
+def test_a_keep_alive_of_nothing() -> None:
+    outcomes = []
+    for name in ("torch", "rallypoint"):
+        library = Library(name)
+        params = library.params(keep_alive_interval=0)
+        outcomes.append(
+            fails(lambda: library.dynamic_rendezvous.create_handler(dist.HashStore(), library.backend(), params))  # noqa: B023
+        )
+    assert outcomes == ["", "ValueError"]
+
+
+@shows("fractions")
+def test_fractions_of_seconds() -> None:
+    outcomes = []
+    for name in ("torch", "rallypoint"):
+        library = Library(name)
+        params = library.params(join_timeout="1.5")
+        outcomes.append(
+            fails(lambda: library.dynamic_rendezvous.create_handler(dist.HashStore(), library.backend(), params))  # noqa: B023
+        )
+    assert outcomes == ["ValueError", ""]
+
+
+@shows("unknown option")
+def test_an_unknown_option(tmp_path: Path) -> None:
+    outcomes = []
+    for name in ("torch", "rallypoint"):
+        library = Library(name)
+        params = library.params("c10d", str(tmp_path / name), store_type="file", join_timout=3)
+        outcomes.append(fails(lambda: library.registry.get_rendezvous_handler(params)))  # noqa: B023
+    assert outcomes == ["", "ValueError"]
+
+
+@shows("blank path")
+def test_a_blank_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = []
+    for name in ("torch", "rallypoint"):
+        library = Library(name)
+        _, store = library.c10d_rendezvous_backend.create_backend(library.params("c10d", "  ", store_type="file"))
+        paths.append(store.path)
+    assert paths[0] == "  "
+    assert Path(paths[1]).name.startswith("rallypoint-")
+    Path(paths[1]).unlink()
+
+
+@shows("static rank")
+def test_a_static_rank_outside_the_world() -> None:
+    outcomes = []
+    for name in ("torch", "rallypoint"):
+        library = Library(name)
+        params = library.params("static", f"localhost:{free_port()}", rank=7)
+        outcomes.append(fails(lambda: library.static_tcp_rendezvous.create_rdzv_handler(params)))  # noqa: B023
+    assert outcomes == ["", "ValueError"]
+
+
+def test_every_difference_is_shown() -> None:
+    assert set(DIFFERENCES) == SHOWN
+
+
+def test_the_page_shows_them_all(rewrite: bool) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    assert start, "the page has a place for the table"
+    assert end, "and the place has an end"
+    if rewrite:
+        PAGE.write_text(f"{before}{table()}{after}", encoding="utf-8")
+        return
+    assert table() == f"{START}{rest.partition(END)[0]}{END}", "run this test with --rewrite"
