@@ -1,0 +1,28 @@
+"""No server of its own: the first agent that can bind the endpoint serves the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import free_port
+from tests.torchrun.harness import FAST
+from tests.torchrun.stage import Job, formed, learned
+
+EMBEDDED = {**FAST, "is_host": None}
+
+
+@pytest.mark.soak
+def test_when_the_agent_that_serves_is_killed_another_on_its_machine_takes_over(job: Job) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    (host,) = job.start("host", "2:3", endpoint=endpoint, options=EMBEDDED)
+    host.says("serving run 'job' on")
+    others = job.start("b c", "2:3", endpoint=endpoint, options=EMBEDDED)
+    formed(host, *others)
+    host.reach(12)
+    host.kill()
+    again = formed(*others)
+    assert all(place["step"] >= 10 for place in again)
+    for agent in others:
+        agent.reach(30)
+    learned(*others)
+    job.finish(*others)
