@@ -61,7 +61,7 @@ def kind_of(exc: Exception) -> str:
 
     if isinstance(exc, dist.QueueEmptyError):
         return "empty"
-    if "timeout" in str(exc).lower() or isinstance(exc, TimeoutError):
+    if any(word in str(exc).lower() for word in ("timeout", "timed out")):
         return "timeout"
     return "type" if isinstance(exc, TypeError) else "error"
 
