@@ -123,6 +123,29 @@ def test_an_opener_killed_at_any_byte_keeps_nobody_out(path: Path, worker: Worke
 # Torn, cut, flipped ---------------------------------------------------------------------------------------------------
 
 
+def watch_writes(make: Callable[[], object]) -> list[tuple[bytes, int]]:
+    """All that is written to files meanwhile, and where."""
+    writes, write_at = list[tuple[bytes, int]](), storefile.write_at
+
+    def watched(file: int, content: bytes, place: int) -> None:
+        writes.append((content, place))
+        write_at(file, content, place)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(storefile, "write_at", watched)
+        make()
+    return writes
+
+
+def states(file: bytes, writes: list[tuple[bytes, int]]) -> Iterator[bytes]:
+    """What is in a file after each byte that is written to it."""
+    state = bytearray(file)
+    for content, place in writes:
+        for byte in range(len(content)):
+            state[place + byte : place + byte + 1] = content[byte : byte + 1]
+            yield bytes(state)
+
+
 @pytest.mark.usefixtures("compacts_soon")
 @pytest.mark.parametrize("compacting", [False, True])
 def test_every_prefix_of_every_write_reads_as_before_or_after(
@@ -132,32 +155,44 @@ def test_every_prefix_of_every_write_reads_as_before_or_after(
         monkeypatch.setattr(records, "COMPACT_FROM", NEVER)
     store = FileStore(path, timeout=SOON)
     fill(store)
-    file, before, writes = path.read_bytes(), contents(store), list[tuple[bytes, int]]()
-    write_at = storefile.write_at
-
-    def watched(file: int, content: bytes, place: int) -> None:
-        writes.append((content, place))
-        write_at(file, content, place)
-
-    monkeypatch.setattr(storefile, "write_at", watched)
-    store.set("key", "new" * 30)
-    monkeypatch.setattr(storefile, "write_at", write_at)
+    file, before = path.read_bytes(), contents(store)
+    writes = watch_writes(lambda: store.set("key", "new" * 30))
     after = contents(store)
     assert len(writes) == (4 if compacting else 2)
     torn, found = path.with_name("torn"), list[bool]()
-    state = bytearray(file)
-    for content, place in writes:
-        for byte in range(len(content)):
-            state[place + byte : place + byte + 1] = content[byte : byte + 1]
-            torn.write_bytes(state)
-            with in_use(torn), FileStore(torn) as reader:
-                assert contents(reader) in (before, after)
-                found.append(contents(reader) == after)
-                reader.set("later", "v")
-                with FileStore(torn) as second:
-                    assert contents(second)[0] == {**(after if found[-1] else before)[0], "later": b"v"}
+    for state in states(file, writes):
+        torn.write_bytes(state)
+        with in_use(torn), FileStore(torn) as reader:
+            assert contents(reader) in (before, after)
+            found.append(contents(reader) == after)
+            reader.set("later", "v")
+            with FileStore(torn) as second:
+                assert contents(second)[0] == {**(after if found[-1] else before)[0], "later": b"v"}
     assert found == sorted(found)
     assert {*found} == {False, True}
+
+
+def test_what_was_seen_after_one_writer_was_killed_is_not_lost_when_a_second_one_is(path: Path) -> None:
+    store = FileStore(path, timeout=SOON)
+    fill(store)
+    file = path.read_bytes()
+    writes = watch_writes(lambda: store.set("key", "new"))
+    # The first was killed between the two copies of the head, so that what it wrote can be seen.
+    half = [raw for raw in states(file, writes) if raw[records.SECOND_COPY :][:84] == file[records.SECOND_COPY :][:84]]
+    path.write_bytes(half[-1])
+    with FileStore(path) as reader:
+        assert reader.get("key") == b"new"
+
+    def come_and_write() -> None:
+        with FileStore(path) as second:
+            second.set("later", "v")
+
+    path.write_bytes(half[-1])
+    writes = watch_writes(come_and_write)
+    for state in states(half[-1], writes):
+        path.write_bytes(state)
+        with FileStore(path) as reader:
+            assert reader.get("key") == b"new"
 
 
 TAILS = {
