@@ -46,10 +46,19 @@ def record(kind: str, port: int, seed: int, workers: int, pipe: Connection) -> N
     pipe.recv()  # the end
 
 
-@pytest.mark.parametrize(
-    "kinds", [("ours",) * 6, ("torch",) * 6, ("ours", "torch") * 3], ids=["ours", "torch", "mixed"]
-)
-def test_add_and_compare_set_are_linearizable(port: int, kinds: tuple[str, ...]) -> None:
+MIXED = ("ours", "torch") * 3
+
+
+@pytest.mark.parametrize("kinds", [("ours",) * 6, ("torch",) * 6, MIXED], ids=["ours", "torch", "mixed"])
+def test_add_and_compare_set_are_linearizable_on_our_server(our_port: int, kinds: tuple[str, ...]) -> None:
+    check_history(our_port, kinds)
+
+
+def test_they_are_so_on_a_server_of_torch(their_port: int) -> None:
+    check_history(their_port, MIXED)
+
+
+def check_history(port: int, kinds: tuple[str, ...]) -> None:
     pipes, processes = [], []
     for seed, kind in enumerate(kinds):
         ours, theirs = multiprocessing.Pipe()

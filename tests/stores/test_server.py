@@ -215,7 +215,7 @@ def test_who_leaves_in_the_middle_leaves_nothing(server: StoreServer) -> None:
 
 
 def test_who_never_reads_is_dropped() -> None:
-    server = StoreServer(StoreServerCore(Limits(unread_bytes=4 * 1024 * 1024)))
+    server = StoreServer(StoreServerCore(Limits(piled_bytes=4 * 1024 * 1024)))
     server.start_in_thread(listen("127.0.0.1"))
     with TcpStore("127.0.0.1", server.port, timeout=SOON) as good, dial(server) as greedy:
         good.set("large", b"x" * (1024 * 1024))

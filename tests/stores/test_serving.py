@@ -146,7 +146,7 @@ def test_who_leaves_waits_no_more(hall: Hall) -> None:
     assert not hall.core._data._gates
 
 
-SMALL = Limits(key_bytes=10, value_bytes=100, keys=1000, unread_bytes=1000)
+SMALL = Limits(key_bytes=10, value_bytes=100, keys=1000, unread_bytes=1000, piled_bytes=900)
 WRONG = {
     "not a number of 64 bits": wire.request(Query.ADD, [b"text"], 1),
     "not fit into 64 bits": wire.request(Query.ADD, [b"big"], 2**63 - 1) + wire.request(Query.ADD, [b"big"], 1),
@@ -154,7 +154,8 @@ WRONG = {
     "key of 11 bytes": wire.request(Query.GET, [b"k" * 11]),
     "began to wait while it was waiting": wire.request(Query.WAIT, [b"x"]) + wire.request(Query.BARRIER, [b"y"], 2),
     "asked for more than 1000 bytes": wire.request(Query.MULTI_GET, [b"text"] * 900),
-    "more than 1000 bytes of answers unread": wire.request(Query.LIST_KEYS) * 100,
+    "more while 902 bytes of answers lay unread": wire.request(Query.MULTI_GET, [b"text"] * 82)
+    + wire.request(Query.PING) * 100,
     "appended to a value beyond 500 bytes": wire.request(Query.APPEND, [b"log", b"x" * 100]) * 6,
 }
 
@@ -182,10 +183,18 @@ def test_a_wrong_magic_is_refused() -> None:
 
 def test_what_was_not_read_before_counts() -> None:
     hall = Hall(SMALL)
-    hall.say("a", wire.request(Query.PING), unread=996)
+    hall.say("a", wire.request(Query.PING), unread=900)
     assert hall.refusal("a") is None
-    hall.say("a", wire.request(Query.PING), unread=997)
-    assert "unread" in (hall.refusal("a") or "")
+    hall.say("a", wire.request(Query.PING), unread=901)
+    assert "asked for more while 901 bytes" in (hall.refusal("a") or "")
+
+
+def test_an_answer_may_not_be_larger_than_what_may_be_unread() -> None:
+    hall = Hall(SMALL)
+    for number in range(60):
+        hall.ask("a", Query.SET, b"%010d" % number, b"")
+    assert hall.ask("a", Query.LIST_KEYS) == b""
+    assert "more than 1000 bytes of answers" in (hall.refusal("a") or "")
 
 
 def test_what_came_before_the_offence_is_answered(hall: Hall) -> None:

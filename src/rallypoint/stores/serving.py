@@ -56,16 +56,19 @@ class StoreServerCore:
             return []
         mine: list[bytes] = []
         sends: list[Send] = []
-        keys, limit = self._data, self.limits.unread_bytes
+        keys, limit, piled = self._data, self.limits.unread_bytes, self.limits.piled_bytes
         unread = unread_bytes
         try:
             for request in session.reader.read(data):
+                if unread > piled:
+                    mine.clear()  # it would not read them
+                    raise ProtocolError(f"it asked for more while {unread} bytes of answers lay unread")
                 answer = self._answer(session, request, limit - unread)
                 if answer:
-                    mine.append(answer)
                     unread += len(answer)
                     if unread > limit:
                         raise ProtocolError(f"it left more than {limit} bytes of answers unread")
+                    mine.append(answer)
                 if session.promise is not None:
                     keys.settle(session)
                 if keys.has_woken:

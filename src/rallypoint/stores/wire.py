@@ -96,6 +96,8 @@ class Limits:
     # One request as a whole, and the answers that the peer has not read yet.
     request_bytes: int = 256 * 1024 * 1024
     unread_bytes: int = 256 * 1024 * 1024
+    # What of that may lie unread when the peer asks for still more.  A client reads one answer before its next question.
+    piled_bytes: int = 32 * 1024 * 1024
 
 
 class Request(NamedTuple):
