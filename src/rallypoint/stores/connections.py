@@ -69,7 +69,8 @@ class Listener:
         for session, data in sends:
             transport = self._transports.get(session)
             if transport is not None:
-                transport.write(data)
+                # Of bytes that do not fit into the socket asyncio would copy the rest, twice.
+                transport.write(memoryview(data) if len(data) > _BUFFER_BYTES else data)
 
 
 class _Connection(asyncio.BufferedProtocol):

@@ -150,7 +150,11 @@ class StoreServerCore:
         """Measured before it is made: one key named many times would make an endless answer of a short request."""
         if sum(map(self._data.size, keys)) + wire.LENGTH.size * len(keys) > room:
             raise ProtocolError(f"it asked for more than {self.limits.unread_bytes} bytes of answers")
-        return b"".join([wire.text(self._data.get(key)) for key in keys])
+        parts: list[bytes] = []
+        for key in keys:
+            value = self._data.get(key)
+            parts += (wire.LENGTH.pack(len(value)), value)
+        return b"".join(parts)
 
     def _append(self, key: bytes, value: bytes) -> None:
         longest = self.limits.unread_bytes // 2  # so that it can still be read
