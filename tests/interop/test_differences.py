@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.stores import QueueEmptyError, StoreError, StoreServer, StoreTimeoutError, TcpStore, listen
+from rallypoint.stores import PrefixStore, QueueEmptyError, StoreError, StoreServer, StoreTimeoutError, TcpStore, listen
 from tests.interop.remote import Performer, RemoteStore, start_process
 from tests.stores.conftest import Crew, result
 from tests.stores.kinds import BRIEFLY, SOON, SOON_S
+from tests.stores.test_contract import exceed
 
 BRIEFLY_S = BRIEFLY.total_seconds()
 
@@ -167,6 +168,32 @@ def test_a_barrier_under_a_prefix_has_another_timeout_with_torch(torch_on_torch:
     assert still_waiting(waiting)
     torch_on_torch.set("p/b/last_member", "1")
     result(waiting)
+
+
+def test_a_barrier_of_none_under_a_prefix_never_opens_with_torch(
+    torch_on_torch: RemoteStore, ours_on_torch: TcpStore
+) -> None:
+    with pytest.raises(StoreTimeoutError):
+        torch_on_torch.under("p").barrier("b", 0, BRIEFLY)
+    PrefixStore("q", ours_on_torch).barrier("b", 0, BRIEFLY)
+
+
+def test_what_is_too_large_breaks_the_connection_with_torch_and_is_refused_by_ours(
+    torch_on_torch: RemoteStore, ours_on_torch: TcpStore
+) -> None:
+    for key, value in (("k" * 8192, b""), ("k", b"x" * (8 * 1024 * 1024 + 1))):
+        store = torch_on_torch.clone()
+        with pytest.raises(StoreError, match="DistNetworkError"):
+            exceed(store, lambda store=store, key=key, value=value: store.set(key, value))  # type: ignore[misc]
+        with pytest.raises(StoreError, match="over the limit of"):
+            ours_on_torch.set(key, value)
+        assert ours_on_torch.num_keys() == 0
+
+
+def test_torch_listens_on_all_addresses_and_ours_on_the_one_that_it_was_given(our_port: int, their_port: int) -> None:
+    socket.create_connection(("127.0.0.2", their_port), SOON_S).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", our_port), SOON_S)
 
 
 def test_keys_that_are_no_text_cannot_be_listed_by_torch(torch_on_torch: RemoteStore, ours_on_torch: TcpStore) -> None:
