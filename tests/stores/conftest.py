@@ -12,6 +12,7 @@ import pytest
 
 from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
+from tests.etcd.kinds import ETCD_KINDS
 from tests.interop.kinds import TORCH_KINDS
 from tests.stores.kinds import BRIEFLY, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, under
 
@@ -118,6 +119,7 @@ KINDS: dict[str, Kind] = {
     "prefix-file": under(FILE, "prefix"),
     "prefix-tcp": under(TCP, "prefix"),
     "inner-outer-tcp": under(TCP, "outer", "inner"),
+    **ETCD_KINDS,
     **TORCH_KINDS,
 }
 

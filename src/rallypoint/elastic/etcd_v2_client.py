@@ -1,0 +1,84 @@
+"""How the two backends on etcd's API v2 get their client of python-etcd, which is imported here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.elastic.options import choice, text
+from rallypoint.elastic.utils import parse_rendezvous_endpoint
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.stores.base import Term
+from rallypoint.stores.errors import StoreError
+from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys
+
+DEFAULT_PORT = 2379
+PROTOCOL = choice("protocol", ("http", "https"), "http", "how etcd is reached")
+
+_REACH_S = 3.0
+"""How long an etcd that does not answer is waited for when a backend is created."""
+
+
+def certificates(cert: str, key: str, ca: str) -> tuple[Any, Any, Any]:
+    """The options for files of certificates, under the names that a backend has for them."""
+    return (
+        text(cert, None, "the file with this client's certificate, with https"),
+        text(key, None, "the file with the key of that certificate"),
+        text(ca, None, "the file with the certificates that etcd's own is signed by"),
+    )
+
+
+def parse_endpoints(endpoint: str | None) -> list[tuple[str, int]]:
+    """Hosts and ports of an endpoint, or of several with commas between them."""
+    parts = [part for part in (endpoint or "").split(",") if part.strip()]
+    return [parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in parts or [""]]
+
+
+def make_client(
+    members: Sequence[tuple[str, int]],
+    *,
+    protocol: str = "http",
+    read_timeout_s: float = 60,
+    cert: str | None = None,
+    key: str | None = None,
+    ca: str | None = None,
+) -> Any:
+    """A client of the first of the members; it does not connect yet.  ValueError without python-etcd."""
+    try:
+        import etcd
+    except ImportError as exc:
+        raise ValueError(
+            f"etcd's API v2 needs the package python-etcd, which cannot be imported ({exc}): install "
+            f"rallypoint[etcd-v2], or use the backend 'etcd-v3', which needs rallypoint[etcd]"
+        ) from exc
+    host, port = members[0]
+    client = etcd.Client(
+        host=f"[{host}]" if ":" in host else host,
+        port=port,
+        protocol=protocol,
+        read_timeout=read_timeout_s,
+        cert=(cert, key) if cert and key else cert,
+        ca_cert=ca,
+        allow_reconnect=False,
+    )
+    Keys.of(client).also(f"{protocol}://{_bracketed(host)}:{port}" for host, port in members[1:])
+    return client
+
+
+def connect(client: Any, read_timeout_s: float, what: str) -> Keys:
+    """See that etcd answers; RendezvousConnectionError says what was found instead."""
+    keys = Keys.of(client)
+    try:
+        keys.read("/", Term.of(timedelta(seconds=min(_REACH_S, read_timeout_s))))
+    except EtcdAwayError as exc:
+        raise RendezvousConnectionError(
+            f"{what} is not reached: {exc}; is it running there, and is {keys.member.partition(':')[0]} what it speaks?"
+        ) from exc
+    except StoreError as exc:
+        raise RendezvousConnectionError(f"{what} cannot be used: {exc}") from exc
+    return keys
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

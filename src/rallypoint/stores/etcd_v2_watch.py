@@ -1,0 +1,153 @@
+"""Waiting for changes of etcd's keys by its API v2: one long request a path, on sockets that can be waited for together."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from rallypoint.stores.etcd_v2 import CLEARED, Answer, Keys, read_answer
+
+_CONNECT_S = 3.0
+_SLICE_S = 10.0
+"""How long to trust a member that says nothing, before asking it or another one."""
+
+
+class Wakeable(Protocol):
+    """Something else that may end a wait: it is readable then."""
+
+    def fileno(self) -> int: ...
+
+
+class Watch:
+    """One request for the next event at a path from an index on.  Raises OSError where the member does not answer."""
+
+    def __init__(self, keys: Keys, path: str, index: int, *, recursive: bool = False) -> None:
+        self._member = keys.member
+        query = f"wait=true&waitIndex={index}" + ("&recursive=true" if recursive else "")
+        url = urlsplit(f"{keys.url(path, self._member)}?{query}")
+        headers = "".join(f"{name}: {value}\r\n" for name, value in keys.headers.items())
+        host = url.hostname or "localhost"
+        request = f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n{headers}Connection: close\r\n\r\n"
+        self._buffer = b""
+        try:
+            self._sock = socket.create_connection((host, url.port or 2379), _CONNECT_S)
+            try:
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if url.scheme == "https":
+                    self._sock = _context(keys).wrap_socket(self._sock, server_hostname=host)
+                self._sock.sendall(request.encode())
+                self._sock.setblocking(False)
+            except BaseException:
+                self._sock.close()
+                raise
+        except OSError:
+            keys.turn_away(self._member)
+            raise
+
+    def fileno(self) -> int:
+        """For `select` and `poll`."""
+        return self._sock.fileno()
+
+    def take(self) -> Answer | None:
+        """What has come; None while the event has not."""
+        while True:
+            try:
+                data = self._sock.recv(65536)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+            if not data:
+                raise ConnectionResetError(f"etcd at {self._member} ended a watch")
+            self._buffer += data
+            answer = self._read()
+            if answer is not None:
+                return answer
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._sock.close()
+
+    def _read(self) -> Answer | None:
+        head, found, body = self._buffer.partition(b"\r\n\r\n")
+        if not found:
+            return None
+        status_line, *lines = head.decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.strip().title(): value.strip() for name, _, value in pairs}
+        if headers.get("Transfer-Encoding", "").lower() == "chunked":
+            whole = _dechunked(body)
+            if whole is None:
+                return None
+            body = whole
+        elif len(body) < int(headers.get("Content-Length", "0")):
+            return None
+        answer = read_answer(int(status_line.split(" ")[1]), headers, body, self._member)
+        if answer is None:
+            raise ConnectionResetError(f"etcd at {self._member} cannot watch: {body[:200]!r}")
+        return answer
+
+
+def wait_for_event(
+    keys: Keys, paths: Iterable[tuple[str, bool]], since: int, limit_s: float, waker: Wakeable | None = None
+) -> Answer | None:
+    """The first event after an index at one of the paths (each with whether all below it counts).
+
+    None means: look again.  The time is over, `waker` is readable, the history does not reach back so far, or the
+    member that was asked does not answer.
+    """
+    deadline = time.monotonic() + min(limit_s, _SLICE_S)
+    with ExitStack() as stack:
+        poll = select.poll()
+        watches: dict[int, Watch] = {}
+        try:
+            for path, recursive in paths:
+                watch = Watch(keys, path, since + 1, recursive=recursive)
+                stack.callback(watch.close)
+                watches[watch.fileno()] = watch
+                poll.register(watch, select.POLLIN)
+            if waker is not None:
+                poll.register(waker, select.POLLIN)
+            while True:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                for descriptor, _ in poll.poll(left_s * 1000.0):
+                    if descriptor not in watches:
+                        return None
+                    answer = watches[descriptor].take()
+                    if answer is not None:
+                        return None if answer.code == CLEARED or answer.node is None else answer
+        except OSError:
+            keys.turn_away(keys.member)
+            # Nobody hurries: where etcd is away, the next look is the one that waits for it.
+            select.select([] if waker is None else [waker], [], [], min(max(deadline - time.monotonic(), 0.0), 0.02))
+            return None
+
+
+def _dechunked(body: bytes) -> bytes | None:
+    """The content of a body that comes in pieces; None while some are missing."""
+    content = b""
+    while True:
+        size_text, found, rest = body.partition(b"\r\n")
+        if not found:
+            return None
+        size = int(size_text.split(b";")[0], 16)
+        if size == 0:
+            return content
+        if len(rest) < size + 2:
+            return None
+        content += rest[:size]
+        body = rest[size + 2 :]
+
+
+def _context(keys: Keys) -> ssl.SSLContext:
+    given: Any = keys.tls
+    context = ssl.create_default_context(cafile=given.get("ca_certs"))
+    if given.get("cert_file"):
+        context.load_cert_chain(given["cert_file"], given.get("key_file"))
+    return context

