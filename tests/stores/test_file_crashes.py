@@ -51,7 +51,6 @@ def in_use(path: Path) -> Iterator[None]:
 # Killed at every byte -------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, tuple[list[object], Callable[[FileStore], object]]] = {
-    "set": (["set", "key", "new"], lambda store: store.set("key", "new")),
     "multi_set": (["multi_set", ["a", "key"], ["1", "2"]], lambda store: store.multi_set(["a", "key"], ["1", "2"])),
     "pop": (["queue_pop", "q"], lambda store: store.queue_pop("q")),
     "barrier": (["barrier", "b", 1], lambda store: store.barrier("b", 1)),
@@ -67,8 +66,8 @@ def fill(store: FileStore) -> None:
 
 @pytest.mark.parametrize(
     ("change", "compact_from"),
-    [*((change, NEVER) for change in CHANGES), ("multi_set", 16), ("pop", 16)],
-    ids=[*CHANGES, "multi_set and compact", "pop and compact"],
+    [*((change, NEVER) for change in CHANGES), ("multi_set", 16)],
+    ids=[*CHANGES, "multi_set and compact"],
 )
 def test_a_writer_killed_at_any_byte_leaves_all_or_nothing(
     path: Path, worker: Worker, change: str, compact_from: int

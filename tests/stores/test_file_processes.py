@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from rallypoint.stores import FileStore, Store, records
+from rallypoint.stores.base import Term
 from rallypoint.stores.journal import Sleeper
 from rallypoint.stores.records import Operation, Verb, arrival
 from rallypoint.stores.storefile import StoreFile
@@ -95,8 +96,9 @@ def test_a_process_that_is_killed_in_the_middle_of_much_writing_harms_nobody(pat
         doomed, *others = crowd(3)
         for worker in (doomed, *others):
             worker.order("add_often", f"n{round_}", 300)
-        while int(store.add(f"n{round_}", 0)) < 100:
-            pass
+        term = Term.of(SOON)
+        while store.add(f"n{round_}", 0) < 100:
+            assert term.left_s(), "nobody adds"
         doomed.kill()
         sums = [total for worker in others for total in worker.answer()]
         total = int(store.get(f"n{round_}"))
