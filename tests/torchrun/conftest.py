@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,14 +10,6 @@ import pytest
 
 from tests.faults import harness as faults
 from tests.torchrun.stage import Backend, Job
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run beside one another, those of torchrun follow each other: each of them needs all the cores."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.xdist_group("torchrun"))
 
 
 class StandaloneServer:
@@ -56,7 +49,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 @pytest.fixture
-def job(backend: Backend, tmp_path: Path) -> Iterator[Job]:
+def cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where tests run beside one another, jobs follow each other: each of them needs all the cores."""
+    with (tmp_path_factory.getbasetemp().parent / "torchrun.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def job(cores: None, backend: Backend, tmp_path: Path) -> Iterator[Job]:
     made = Job(backend, tmp_path)
     try:
         yield made

@@ -64,8 +64,11 @@ class Job:
         """Start several agents at once."""
         return [self.agent(name, nnodes, **details) for name in names.split()]
 
-    def finish(self, *agents: Agent, within_s: float = 2.0) -> None:
-        """Let the workers finish: all agents end well, and close to one another."""
+    def finish(self, *agents: Agent, within_s: float = 5.0) -> None:
+        """Let the workers finish: all agents end well, and close to one another.
+
+        Nothing of ours takes longer than a tenth of a second, but torch's processes take seconds to end on a busy machine.
+        """
         self.stop_file.touch()
         for agent in agents:
             agent.expect("done")

@@ -29,6 +29,7 @@ def test_survivors_of_a_killed_agent_regroup_and_resume(job: Job) -> None:
     job.finish(first, second)
 
 
+@pytest.mark.soak
 def test_survivors_of_rank_0_agree_on_a_new_master_that_answers(job: Job) -> None:
     agents = job.start("a b c", "2:3")
     places = formed(*agents)

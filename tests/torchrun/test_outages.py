@@ -33,6 +33,7 @@ def test_workers_keep_their_process_ids_while_the_authority_is_killed_and_restar
     job.finish(first)
 
 
+@pytest.mark.soak
 def test_a_run_id_is_used_again_at_once_after_everything_was_killed(job: Job) -> None:
     agents = job.start("a b", "2")
     host, port = formed(*agents)[0]["master"].split()
