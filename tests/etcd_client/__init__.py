@@ -1,0 +1,1 @@
+"""Tests of the thin etcd v3 client, on real etcd."""

@@ -1,0 +1,143 @@
+"""Our codec and protobuf agree on every message; what they do not know is skipped, what is damaged is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.etcd_client.errors import EtcdMessageError
+from rallypoint.etcd_client.messages import KeyValue, PutRequest, RangeResponse, ResponseHeader, WatchCreateRequest
+from rallypoint.etcd_client.wire import Field, Message, decode, encode, fields_of
+from tests.etcd_client.oracle import MESSAGES, read_by_protobuf, written_by_protobuf
+
+_SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "bytes": st.binary(max_size=200),
+    "string": st.text(max_size=20),
+    "bool": st.booleans(),
+    "int64": st.integers(-(1 << 63), (1 << 63) - 1),
+    "uint64": st.integers(0, (1 << 64) - 1),
+    "int32": st.integers(-(1 << 31), (1 << 31) - 1),
+}
+
+
+def _values(field: Field) -> st.SearchStrategy[Any]:
+    one = _SCALARS[field.kind] if field.message is None else messages(field.message)
+    return st.lists(one, max_size=3).map(tuple) if field.repeated else one
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: type[Message]) -> Message:
+    """Any message of a kind, with at most one field of each oneof."""
+    found: dict[str, Any] = {}
+    for field in fields_of(kind):
+        if draw(st.booleans()) and not any(rival in found for rival in field.rivals):
+            found[field.name] = draw(_values(field))
+    return kind(**found)
+
+
+ANY = st.sampled_from(MESSAGES).flatmap(messages)
+
+
+@given(ANY)
+def test_we_write_what_protobuf_writes(message: Message) -> None:
+    assert encode(message) == written_by_protobuf(message)
+
+
+@given(ANY)
+def test_we_read_what_protobuf_writes(message: Message) -> None:
+    assert decode(type(message), written_by_protobuf(message)) == message
+
+
+@given(st.sampled_from(MESSAGES).flatmap(lambda kind: st.tuples(messages(kind), messages(kind))))
+def test_fields_that_occur_twice_are_merged_as_protobuf_merges_them(both: tuple[Message, Message]) -> None:
+    data = b"".join(map(encode, both))
+    assert decode(type(both[0]), data) == read_by_protobuf(type(both[0]), data)
+
+
+@given(st.sampled_from(MESSAGES), ANY)
+def test_fields_that_are_unknown_or_of_another_type_are_skipped(kind: type[Message], message: Message) -> None:
+    data = encode(message)
+    try:
+        theirs = read_by_protobuf(kind, data)
+    except DecodeError:  # bytes that are no text, or no message, where one was expected
+        with pytest.raises(EtcdMessageError):
+            decode(kind, data)
+    else:
+        assert decode(kind, data) == theirs
+
+
+@given(ANY, st.data())
+def test_a_message_cut_short_is_refused_or_read_as_protobuf_reads_it(message: Message, data: st.DataObject) -> None:
+    whole = encode(message)
+    _judge_alike(type(message), whole[: data.draw(st.integers(0, len(whole)))])
+
+
+@given(ANY, st.data())
+def test_damaged_bytes_are_refused_or_read_as_protobuf_reads_them(message: Message, data: st.DataObject) -> None:
+    bad = bytearray(encode(message) or b"\x00")
+    for _ in range(data.draw(st.integers(1, 3))):
+        bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
+    _judge_alike(type(message), bytes(bad))
+
+
+@given(st.sampled_from(MESSAGES), st.binary(max_size=60))
+def test_noise_is_refused_or_read_as_protobuf_reads_it(kind: type[Message], noise: bytes) -> None:
+    _judge_alike(kind, noise)
+
+
+def _judge_alike(kind: type[Message], data: bytes) -> None:
+    """We may be stricter (groups, which etcd never sent); what we do accept must be what protobuf sees."""
+    try:
+        ours = decode(kind, data)
+    except EtcdMessageError:
+        return
+    assert ours == read_by_protobuf(kind, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"\x0a\x05abc", "PutRequest is cut short: `key` should have 5 bytes, and 3 are left"),
+        (b"\x18\xff\xff", "PutRequest is cut short: it ends in the middle of a number, at byte 1"),
+        (b"\x0a", "PutRequest is cut short: it ends in the middle of a number, at byte 1"),
+        (b"\x18" + b"\xff" * 11, "PutRequest is damaged: the number at byte 1 is longer than 64 bits"),
+        (b"\x00\x00", "PutRequest is damaged: there is no field number 0 of type 0"),
+        (b"\x7b\x00", "PutRequest is damaged: there is no field number 15 of type 3"),
+        (b"\x7a\xff\xff\xff\xff\x0f", "field 15 at byte 6 should have 4294967295 bytes, and 0 are left"),
+        (b"\x79\x00", "field 15 at byte 1 should have 8 bytes, and 1 are left"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_where(data: bytes, sentence: str) -> None:
+    with pytest.raises(EtcdMessageError) as refusal:
+        decode(PutRequest, data)
+    assert sentence in str(refusal.value)
+
+
+def test_a_field_repeated_a_hundred_thousand_times_takes_no_longer_than_its_bytes() -> None:
+    part = encode(RangeResponse(ResponseHeader(revision=7)))
+    assert decode(RangeResponse, part * 100_000) == RangeResponse(ResponseHeader(revision=7))
+
+
+def test_repeated_numbers_are_read_packed_and_unpacked() -> None:
+    packed = encode(WatchCreateRequest(filters=(0, 1)))
+    assert packed == b"\x2a\x02\x00\x01"
+    assert decode(WatchCreateRequest, b"\x28\x00\x28\x01") == decode(WatchCreateRequest, packed)
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (PutRequest(key="text"), "key must be bytes, and is 'text'"),  # type: ignore[arg-type]
+        (PutRequest(lease=1 << 63), "lease is 9223372036854775808, which is no int64"),
+        (ResponseHeader(member_id=-1), "member_id is -1, which is no uint64"),
+        (KeyValue(version=1.5), "version is 1.5, which is no int64"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_is_not_written(message: Message, sentence: str) -> None:
+    with pytest.raises(EtcdMessageError) as refusal:
+        encode(message)
+    assert str(refusal.value) == sentence
