@@ -8,8 +8,8 @@ What differs from torch's FileStore, and why:
   has the file open holds a lock on it; whoever opens it when nobody does, and not all who did have closed it, starts it
   anew.  As long as one process of the killed run lives, the file is in use, and its keys are there.
 - A file that all have closed keeps its keys, as torch's does: processes of one run may come one after the other.  With a
-  `world_size` the last one removes it, once as many have been there; in both cases only a clone does not count.  So a
-  run that ended well without a `world_size` is seen by the next one on that path: remove the file in between.
+  `world_size` the last one removes it, once as many have been there, clones not counted.  So a run that ended well
+  without a `world_size` is seen by the next one on that path: remove the file in between.
 - There are queues and barriers, and `num_keys` and `list_keys` show the user's keys only.
 - What is wrong with a path is said at once; torch's tries for five minutes.
 - The two do not read each other's files.

@@ -3,6 +3,9 @@
 Everything happens under the lock of the file: whoever gets it takes over what the others have written since, and a
 writer writes its record, commits it by the head, and only then changes its own copy of the data, as everybody does who
 reads the record later.  Nothing is forced to the disk: a store outlives any of its processes, not its machine.
+
+Who waits sees every record, and thus also keys that came and went between two looks; except who did not look for so
+long that the log was compacted twice (a megabyte at least each time), and begins again with what there is.
 """
 
 from __future__ import annotations
