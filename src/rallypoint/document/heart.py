@@ -18,7 +18,7 @@ from rallypoint.document.beside import Beside
 from rallypoint.document.editor import Editor, Plan
 from rallypoint.document.pace import Pace, step_back_s
 from rallypoint.document.recording import tell
-from rallypoint.document.waiting import TcpBell, Waker, bell_for
+from rallypoint.document.waiting import Bell, Waker, bell_for
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
 
 log = logging.getLogger("rallypoint.document")
@@ -54,7 +54,7 @@ class Heart:
         self._backend = backend
         self._store = store
         self._beside = Beside(store, editor.run_id)
-        self._bell: TcpBell | None = None
+        self._bell: Bell | None = None
         self._bell_at = 0.0
         self._rung = ""
         self._waker: Waker | None = None
@@ -275,7 +275,7 @@ class Heart:
             # It rang before, and the document did not change: somebody died between the two, or it was put back.
             self._pause(min(wait_s, self._poll_s()))
             return
-        bell = self._tcp_bell()
+        bell = self._open_bell()
         if bell is not None:
             try:
                 if bell.wait(key, wait_s, self._waker):
@@ -314,7 +314,7 @@ class Heart:
         asking = self.view.state in _ASKING or self.editor.errand is not None
         return self._pace.pause_s(self._chance.random(), LONGEST_ASKING_POLL_S if asking else None)
 
-    def _tcp_bell(self) -> TcpBell | None:
+    def _open_bell(self) -> Bell | None:
         if self._bell is None and time.monotonic() >= self._bell_at:
             self._bell = bell_for(self._store)
             self._bell_at = time.monotonic() + 10.0

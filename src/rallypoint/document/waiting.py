@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from rallypoint.stores import wire
 from rallypoint.stores.wire import Query
@@ -47,6 +47,16 @@ class Waker:
         """Let go of it; nobody waits any more."""
         self._inner.close()
         self._outer.close()
+
+
+class Bell(Protocol):
+    """Hears a key being set.  A store may bring its own, by a method `bell()`; it raises OSError when it fails."""
+
+    def wait(self, key: str, timeout_s: float, waker: Waker) -> bool:
+        """Wait until the key is there, the time is over or somebody wakes us; whether the key is there."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 class TcpBell:
@@ -102,8 +112,11 @@ class TcpBell:
         return taken
 
 
-def bell_for(store: Any) -> TcpBell | None:
-    """A bell on the server of a store, where it says which that is and that answers."""
+def bell_for(store: Any) -> Bell | None:
+    """The bell that a store brings; or one on its server, where it says which that is and that answers."""
+    own: Bell | None = store.bell() if hasattr(store, "bell") else None
+    if own is not None:
+        return own
     host, port = getattr(store, "host", None), getattr(store, "port", None)
     if not isinstance(host, str) or not host or not isinstance(port, int):
         return None
