@@ -81,3 +81,18 @@ def test_who_has_finished_is_let_go_when_the_others_regroup(job: Job, bare: Node
     busy.expect("started", world_size=1, restarts=0)
     job.stop_file.touch()
     assert busy.exit_code() == 0
+
+
+def test_a_newcomer_does_not_disturb_those_who_are_finishing(job: Job) -> None:
+    """One stands in the exit barrier, one still works: from then on nobody is let in, and nobody is restarted."""
+    options = {"last_call_timeout": 3}
+    done = job.agent("done", "2:3", script=(WORKER,), options=options)
+    busy = job.agent("busy", "2:3", script=(WORKER, "--until", str(job.stop_file)), options=options)
+    done.expect("done", world_size=2)
+    pid = busy.expect("started", world_size=2)["pid"]
+    late = job.agent("late", "2:3", script=(WORKER,), options=options)
+    late.says("the run is ending, 1 node finished: nobody new is admitted")
+    job.finish(busy)
+    assert [event["pid"] for event in busy.seen if event["event"] == "started"] == [pid]
+    assert [agent.exit_code(30.0) for agent in (done, late)] == [0, 0]
+    assert not [event for event in late.seen if event["event"] == "started"]
