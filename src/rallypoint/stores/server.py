@@ -83,7 +83,7 @@ class StoreServer:
         self._address = sock.getsockname()[:2]
         self._loop = asyncio.get_running_loop()
         self._listener = Listener(self.core)
-        await self._listener.open(sock)
+        self._listener.open(sock)
 
     def start_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         """Serves on an event loop that runs in another thread; returns as soon as it does."""
@@ -97,14 +97,11 @@ class StoreServer:
         """Serves in a thread of its own, which ends with `stop` or with the process."""
         import asyncio
 
-        from rallypoint.stores.connections import finish_tasks
-
-        loop = asyncio.new_event_loop()
+        loop = asyncio.SelectorEventLoop()
 
         def run() -> None:
             try:
                 loop.run_forever()
-                loop.run_until_complete(finish_tasks())
             finally:
                 loop.close()
 

@@ -131,6 +131,9 @@ def request(query: Query, texts: Sequence[bytes] = (), number: int = 0) -> bytes
     return b"".join(parts)
 
 
+_INTRODUCTION = request(Query.VALIDATE, number=MAGIC)
+
+
 def why_too_large(query: Query, texts: Sequence[bytes], limits: Limits) -> str | None:
     """Why a server would drop the connection over this request; to be asked before it is sent."""
     shape = SHAPES[query]
@@ -166,6 +169,9 @@ class RequestReader:
     def read(self, data: bytes) -> Iterator[Request]:
         """The requests that are complete with these bytes."""
         at = 0
+        if not self._introduced and not self._buffer and data.startswith(_INTRODUCTION):
+            self._introduced, at = True, len(_INTRODUCTION)
+            yield Request(Query.VALIDATE, [], MAGIC)
         if self._introduced and self._query is None and not self._buffer:
             # Most of what comes is one whole request, or a few.
             while (whole := _whole_request(data, at, self._limits)) is not None:
