@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -81,3 +82,21 @@ def test_all_finish_close_together_and_a_spare_ends_well_with_them(job: Job) -> 
     assert not [event for event in spare.seen if event["event"] == "started"]
     for agent in agents:
         assert "Error" not in agent.errors()
+
+
+@pytest.mark.soak
+def test_a_worker_that_is_killed_is_started_again_and_training_resumes(job: Job) -> None:
+    agents = job.start("a b c", "3")
+    places = formed(*agents)
+    first, second, third = in_order(agents, places)
+    third.reach(12)
+    (pid,) = [place["pid"] for place in places if place["rank"] == 2]
+    os.kill(pid, signal.SIGKILL)
+    again = formed(first, second, third)
+    assert [place["rank"] for place in again] == [0, 1, 2]
+    assert again[2]["restarts"] == 1, "its own agent is charged"
+    assert not {place["pid"] for place in places} & {place["pid"] for place in again}
+    for agent in agents:
+        agent.reach(30)
+    learned(*agents)
+    job.finish(*agents)
