@@ -12,8 +12,9 @@ from itertools import groupby
 
 from rallypoint.server.coordinator import Coordinator, Effects, Happening
 from rallypoint.server.limits import Limits
-from rallypoint.server.sockets import BACKLOG, raise_file_limit
+from rallypoint.server.sockets import raise_file_limit
 from rallypoint.server.state import StateFile
+from rallypoint.stores.listening import BACKLOG
 
 log = logging.getLogger("rallypoint.server")
 

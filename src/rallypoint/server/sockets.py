@@ -6,8 +6,7 @@ import errno
 import resource
 import socket
 
-BACKLOG = 8192
-"""As many connections as may arrive in one instant; the kernel lowers it to its own limit (net.core.somaxconn)."""
+from rallypoint.stores.listening import listen_at
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -18,17 +17,8 @@ def listen(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
     )[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
+    listener = listen_at(family, address)
+    listener.setblocking(False)
     return listener
 
 

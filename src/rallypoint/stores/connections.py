@@ -14,7 +14,6 @@ from collections import deque
 
 from rallypoint.stores.serving import Send, Session, StoreServerCore
 
-_BACKLOG = 4096
 _BUFFER_BYTES = 1 << 18
 # How many are accepted before others have their turn, and for how long nobody is when the system has no room.
 _ACCEPTED_AT_ONCE = 256
@@ -38,7 +37,6 @@ class Listener:
         """Serves the socket, which must be listening, on the running loop."""
         self.loop = asyncio.get_running_loop()
         sock.setblocking(False)
-        sock.listen(_BACKLOG)
         self._sock = sock
         self.loop.add_reader(sock, self._accept)
 

@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import random
+import re
 import secrets
 import time
 import weakref
@@ -29,7 +30,7 @@ FORBIDDEN, CLEARED = 110, 401
 _ONE_ATTEMPT_S, _LONE_ATTEMPT_S = 5.0, 20.0
 _CONNECT_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-_FIRST_STEP_BACK_S = 0.001
+_QUICK_WRITE_S, _LONGEST_STEP_BACK_S = 0.001, 1.0
 _HISTORY_S = 2.0
 PAST = frozenset({"delete", "expire", "compareAndDelete"})
 
@@ -262,7 +263,7 @@ class Keys:
 
     def url(self, path: str, member: str | None = None) -> str:
         """The address of a key."""
-        return f"{member or self.member}{self._start}{quote(path)}"
+        return f"{member or self.member}{self._start}{quote(re.sub('/+', '/', path))}"
 
     def turn_away(self, member: str) -> None:
         """This member does not answer: ask another one first from now on."""
@@ -393,7 +394,7 @@ def read_answer(status: int, headers: Mapping[str, str], body: bytes, member: st
                 f"etcd at {member} does not speak the API v2: start it with --enable-v2 (etcd 3.5 and older; 3.6 has no "
                 f"such API), or use the backend 'etcd-v3', which speaks the API v3"
             )
-        if 400 <= status < 500:
+        if 300 <= status < 500:
             raise StoreError(f"etcd at {member} refused a request ({status}): {body[:200].decode(errors='replace')}")
         return None
     code = int(said.get("errorCode", 0))
@@ -419,9 +420,12 @@ def refusal(asked: str, path: str, answer: Answer) -> StoreError:
     return StoreError(f"etcd refused to {asked} {path}: {answer.cause or 'no reason given'} (error {answer.code})")
 
 
-def step_back(conflicts: int, term: Term) -> None:
-    """Wait after so many conflicts in a row, the longer the more there were: others are at it as well."""
-    pause_s = min(_FIRST_STEP_BACK_S * 2.0 ** min(conflicts, 7), term.left_s())
+def step_back(conflicts: int, write_s: float, term: Term) -> None:
+    """Wait after so many conflicts in a row, where a write takes `write_s`: others are at it as well.
+
+    With each conflict the guess of how many they are doubles; they share the time of as many writes.
+    """
+    pause_s = min(2.0 ** min(conflicts, 6) * max(write_s, _QUICK_WRITE_S), _LONGEST_STEP_BACK_S, term.left_s())
     time.sleep(random.uniform(0.0, pause_s))
 
 

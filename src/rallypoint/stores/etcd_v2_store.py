@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import binascii
 import threading
+import time
 import weakref
 from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Term, in_64_bits, in_seconds, name_some
 from rallypoint.stores.data import read_number
@@ -84,11 +86,16 @@ class EtcdV2Store(Store):
     def add(self, key: str | bytes, amount: int) -> int:
         in_64_bits(amount)
         name = _name(key)
+        total = 0
 
-        def plus(present: bytes | None) -> bytes:
-            return b"%d" % _sum(name, present, amount)
+        def plus(present: bytes | None) -> bytes | None:
+            nonlocal total
+            total = _sum(name, present, amount)
+            text = b"%d" % total
+            return None if text == present else text
 
-        return int(self._edit(name, plus))
+        self._edit(name, plus)
+        return total
 
     def append(self, key: str | bytes, value: bytes | str) -> None:
         more = _value(value)
@@ -103,7 +110,7 @@ class EtcdV2Store(Store):
             there[0] = wanted if present is None else present
             return new if present == wanted or (present is None and not wanted) else None
 
-        written = self._try_edit(_name(key), edit)
+        written = self._edit(_name(key), edit)
         return there[0] if written is None else written
 
     def delete_key(self, key: str | bytes) -> bool:
@@ -192,6 +199,16 @@ class EtcdV2Store(Store):
     # The rest ---------------------------------------------------------------------------------------------------------
 
     @property
+    def host(self) -> str:
+        """The host of the member that is asked first: by the way to it, a node knows its own address."""
+        return urlsplit(self._keys.member).hostname or "localhost"
+
+    @property
+    def port(self) -> int:
+        """The port of that member."""
+        return urlsplit(self._keys.member).port or 2379
+
+    @property
     def timeout(self) -> timedelta:
         return self._timeout
 
@@ -235,13 +252,8 @@ class EtcdV2Store(Store):
         if self._used is not None:
             self._used.add(paths)
 
-    def _edit(self, name: bytes, edit: Callable[[bytes | None], bytes]) -> bytes:
-        written = self._try_edit(name, edit)
-        assert written is not None, "an edit that never refuses is written"
-        return written
-
-    def _try_edit(self, name: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Read, change and write a value, again and again until nobody else has written in between."""
+    def _edit(self, name: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Read, change and write a value, until nobody else has written in between; None where it is to stay."""
         path, term = self._path(name), self._patience()
         raw, index = self._raw(path, term)
         conflicts = 0
@@ -251,6 +263,7 @@ class EtcdV2Store(Store):
                 return None
             _refuse_large(new)
             text = b64encode(new).decode() + mark()
+            started = time.monotonic()
             if raw:
                 swapped = self._keys.swap(path, text, term, before=raw, ttl_s=self._ttl_s)
             else:  # nothing, or an empty value, which etcd cannot compare with
@@ -259,7 +272,7 @@ class EtcdV2Store(Store):
                 self._use(path)
                 return new
             conflicts += 1
-            step_back(conflicts, term)
+            step_back(conflicts, time.monotonic() - started, term)
             raw, index = (swapped.there, None) if swapped.there else self._raw(path, term)
 
     def _raw(self, path: str, term: Term) -> tuple[str | None, int | None]:

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from rallypoint.stores.errors import StoreError
+from rallypoint.stores.listening import listen_at
 from rallypoint.stores.serving import StoreServerCore
 
 if TYPE_CHECKING:
@@ -30,19 +31,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
         raise StoreError("a store server needs an address to listen on; `::` or `0.0.0.0` would be all of them")
     failure: Exception | None = None
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            sock = socket.socket(family, kind, protocol)
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             try:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
-                sock.bind(address)
-                sock.listen()
-            except OSError as exc:
-                sock.close()
+                return listen_at(family, address)
+            except OSError as exc:  # noqa: PERF203  # the next address may do
                 failure = exc
-            else:
-                return sock
     except (socket.gaierror, UnicodeError) as exc:  # the latter for names that are none
         failure = exc
     raise StoreError(f"cannot listen on {host}, port {port}: {failure}") from failure
