@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -130,13 +130,11 @@ class Member:
 
     def wait(self) -> None:
         """Until it answers, and its cluster has a leader."""
-        deadline = time.monotonic() + START_S
-        pause = threading.Event()
-        while not self.is_healthy():
-            assert self.process is not None
-            assert self.process.poll() is None, f"etcd ended: {self.log.read_text(errors='replace')[-2000:]}"
-            assert time.monotonic() < deadline, f"etcd does not answer: {self.log.read_text(errors='replace')[-2000:]}"
-            pause.wait(0.05)
+        wait_until(lambda: self.has_ended() or self.is_healthy())
+        assert not self.has_ended(), f"etcd ended: {self.log.read_text(errors='replace')[-2000:]}"
+
+    def has_ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
 
 
 class Cluster:
@@ -230,6 +228,15 @@ def shared(version: str = "3.5", size: int = 1, *, tls: bool = False, v2: bool =
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(running(version, size, tls=tls, v2=v2))
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float = START_S) -> None:
+    """For what happens elsewhere and tells nobody."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline, f"it did not come about within {within_s:g} s"
+        pause.wait(0.02)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -9,18 +9,13 @@ import stat
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rallypoint.elastic import etcd_server
 from rallypoint.elastic.etcd_server import EtcdServer, find_etcd
-from tests.etcd.servers import VERSIONS, binary
-
-SOON_S = 30.0
+from tests.etcd.servers import VERSIONS, binary, wait_until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -155,11 +150,3 @@ def is_open(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    pause = threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come about"
-        pause.wait(0.02)
