@@ -1,1 +1,58 @@
-"""A thin etcd v3 client; it knows nothing of rendezvous."""
+"""A thin etcd v3 client, usable on its own; it knows nothing of rendezvous.
+
+Needs grpcio (`pip install 'rallypoint[etcd]'`), which is imported with the first client, and no protobuf.
+"""
+
+from rallypoint.etcd_client.client import EtcdClient, Health
+from rallypoint.etcd_client.endpoints import Tls, User
+from rallypoint.etcd_client.errors import (
+    EtcdAmbiguousError,
+    EtcdAuthError,
+    EtcdClosedError,
+    EtcdCompactedError,
+    EtcdError,
+    EtcdForkError,
+    EtcdLeaseLostError,
+    EtcdMessageError,
+    EtcdMissingError,
+    EtcdNoSpaceError,
+    EtcdRefusedError,
+    EtcdUnavailableError,
+)
+from rallypoint.etcd_client.leases import Lease
+from rallypoint.etcd_client.messages import KeyValue, Member, StatusResponse
+from rallypoint.etcd_client.transactions import Guarded, Outcome, compare, delete_op, get_op, put_op
+from rallypoint.etcd_client.watches import Resync, Watch
+from rallypoint.etcd_client.watching import Change
+
+__all__ = [
+    "Change",
+    "EtcdAmbiguousError",
+    "EtcdAuthError",
+    "EtcdClient",
+    "EtcdClosedError",
+    "EtcdCompactedError",
+    "EtcdError",
+    "EtcdForkError",
+    "EtcdLeaseLostError",
+    "EtcdMessageError",
+    "EtcdMissingError",
+    "EtcdNoSpaceError",
+    "EtcdRefusedError",
+    "EtcdUnavailableError",
+    "Guarded",
+    "Health",
+    "KeyValue",
+    "Lease",
+    "Member",
+    "Outcome",
+    "Resync",
+    "StatusResponse",
+    "Tls",
+    "User",
+    "Watch",
+    "compare",
+    "delete_op",
+    "get_op",
+    "put_op",
+]

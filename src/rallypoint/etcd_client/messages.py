@@ -49,6 +49,18 @@ class ResponseHeader(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Response(Message):
+    """What all answers have."""
+
+    header: Annotated[ResponseHeader | None, Tag(1)] = None
+
+    @property
+    def revision(self) -> int:
+        """The revision of the whole store when it answered."""
+        return self.header.revision if self.header is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
 class KeyValue(Message):
     """A key as it is stored.  `version` counts its writes since it was created; `lease` is 0 where it hangs on none."""
 
@@ -83,10 +95,9 @@ class RangeRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class RangeResponse(Message):
+class RangeResponse(Response):
     """The keys; `count` is how many there are without the limit."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     kvs: Annotated[tuple[KeyValue, ...], Tag(2)] = ()
     more: Annotated[bool, Tag(3)] = False
     count: Annotated[int, Tag(4)] = 0
@@ -105,10 +116,9 @@ class PutRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class PutResponse(Message):
+class PutResponse(Response):
     """What was there before, if that was asked."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     prev_kv: Annotated[KeyValue | None, Tag(2)] = None
 
 
@@ -122,10 +132,9 @@ class DeleteRangeRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteRangeResponse(Message):
+class DeleteRangeResponse(Response):
     """How many keys were deleted."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     deleted: Annotated[int, Tag(2)] = 0
     prev_kvs: Annotated[tuple[KeyValue, ...], Tag(3)] = ()
 
@@ -173,10 +182,9 @@ class TxnRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class TxnResponse(Message):
+class TxnResponse(Response):
     """Which of the two it was, and the answers."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     succeeded: Annotated[bool, Tag(2)] = False
     responses: Annotated[tuple[ResponseOp, ...], Tag(3)] = ()
 
@@ -190,10 +198,8 @@ class CompactionRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionResponse(Message):
+class CompactionResponse(Response):
     """Done."""
-
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
 
 
 # Watches --------------------------------------------------------------------------------------------------------------
@@ -244,10 +250,9 @@ class Event(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class WatchResponse(Message):
+class WatchResponse(Response):
     """What etcd says on a stream of watches.  It can be created and canceled at once: read `canceled` first."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     watch_id: Annotated[int, Tag(2)] = 0
     created: Annotated[bool, Tag(3)] = False
     canceled: Annotated[bool, Tag(4)] = False
@@ -269,10 +274,9 @@ class LeaseGrantRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseGrantResponse(Message):
+class LeaseGrantResponse(Response):
     """The lease; etcd may grant more seconds than were asked for."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     id: Annotated[int, Tag(2)] = 0
     ttl: Annotated[int, Tag(3)] = 0
     error: Annotated[str, Tag(4)] = ""
@@ -286,10 +290,8 @@ class LeaseRevokeRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRevokeResponse(Message):
+class LeaseRevokeResponse(Response):
     """Done."""
-
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +302,9 @@ class LeaseKeepAliveRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseKeepAliveResponse(Message):
+class LeaseKeepAliveResponse(Response):
     """How long it lives from now on; 0 if there is no such lease."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     id: Annotated[int, Tag(2)] = 0
     ttl: Annotated[int, Tag(3)] = 0
 
@@ -317,10 +318,9 @@ class LeaseTimeToLiveRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseTimeToLiveResponse(Message):
+class LeaseTimeToLiveResponse(Response):
     """What is left of it (-1: nothing, it is gone), and the keys that hang on it."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     id: Annotated[int, Tag(2)] = 0
     ttl: Annotated[int, Tag(3)] = 0
     granted_ttl: Annotated[int, Tag(4)] = 0
@@ -349,10 +349,9 @@ class MemberListRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberListResponse(Message):
+class MemberListResponse(Response):
     """The members."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     members: Annotated[tuple[Member, ...], Tag(2)] = ()
 
 
@@ -362,10 +361,9 @@ class StatusRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class StatusResponse(Message):
+class StatusResponse(Response):
     """A member's version, size, leader (0: it knows of none) and alarms."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     version: Annotated[str, Tag(2)] = ""
     db_size: Annotated[int, Tag(3)] = 0
     leader: Annotated[int, Tag(4, "uint64")] = 0
@@ -386,8 +384,7 @@ class AuthenticateRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class AuthenticateResponse(Message):
+class AuthenticateResponse(Response):
     """The token, to be sent along with each call."""
 
-    header: Annotated[ResponseHeader | None, Tag(1)] = None
     token: Annotated[str, Tag(2)] = ""

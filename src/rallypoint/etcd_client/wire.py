@@ -22,10 +22,10 @@ _FIXED32 = 5
 _LONGEST_VARINT = 10
 _MASK_64 = (1 << 64) - 1
 _RANGES = {
-    "int64": range(-(1 << 63), 1 << 63),
-    "uint64": range(1 << 64),
-    "int32": range(-(1 << 31), 1 << 31),
-    "bool": range(2),
+    "int64": (-(1 << 63), (1 << 63) - 1),
+    "uint64": (0, (1 << 64) - 1),
+    "int32": (-(1 << 31), (1 << 31) - 1),
+    "bool": (0, 1),
 }
 
 
@@ -154,8 +154,8 @@ def _write_many(out: bytearray, field: Field, values: Any) -> None:
 
 def _write(out: bytearray, field: Field, value: Any) -> None:
     if field.is_varint:
-        # Anything but an int would be searched for in the range, one number after the other.
-        if not isinstance(value, int) or value not in _RANGES[field.kind]:
+        least, most = _RANGES[field.kind]
+        if not isinstance(value, int) or not least <= value <= most:
             raise EtcdMessageError(f"{field.name} is {value!r}, which is no {field.kind}")
         out += _varint(value & _MASK_64)
         return

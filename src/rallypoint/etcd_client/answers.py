@@ -1,0 +1,126 @@
+"""What a failed call means and what to do about it: decided here, from the status and its text alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from rallypoint.etcd_client.errors import (
+    EtcdAuthError,
+    EtcdCompactedError,
+    EtcdError,
+    EtcdLeaseLostError,
+    EtcdNoSpaceError,
+    EtcdRefusedError,
+)
+
+
+class Verdict(Enum):
+    """What is to be done after a call failed."""
+
+    ELSEWHERE = "nothing was done there: ask another endpoint"
+    HOPELESS = "that endpoint will always answer so: ask another one, and give up when all do"
+    MAYBE = "it may have been done: only a read, or a guarded write, may be repeated"
+    LOGIN = "the token is stale: get another and repeat"
+    FINAL = "etcd understood and refused"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the answer in words, and the error where it is final."""
+
+    verdict: Verdict
+    words: str
+    error: type[EtcdError] = EtcdRefusedError
+
+
+_NO_SPACE = (
+    "etcd's database has reached its quota and takes no writes (alarm NOSPACE). Make room: `etcdctl compact` to a recent "
+    "revision, `etcdctl defrag` on each member, then `etcdctl alarm disarm`; or start the members with a larger "
+    "--quota-backend-bytes"
+)
+_NOT_ETCD = "something listens there that is not etcd (port 2379 is etcd's; 2380 is for its members only)"
+_PASSWORD = "etcd refuses the user's name or password"
+
+# What etcd says, by a part of its text.  The texts have been the same since 3.0.
+_SAID: tuple[tuple[str, Judgement], ...] = (
+    ("invalid auth token", Judgement(Verdict.LOGIN, "the token is not valid any more", EtcdAuthError)),
+    ("revision of auth store is old", Judgement(Verdict.LOGIN, "users or roles have changed", EtcdAuthError)),
+    (
+        "user name is empty",
+        Judgement(
+            Verdict.LOGIN, "etcd wants a user, and none was given: pass user=User(name, password)", EtcdAuthError
+        ),
+    ),
+    ("authentication failed", Judgement(Verdict.FINAL, f"{_PASSWORD} (authentication failed)", EtcdAuthError)),
+    ("user name not found", Judgement(Verdict.FINAL, f"{_PASSWORD} (no such user)", EtcdAuthError)),
+    ("permission denied", Judgement(Verdict.FINAL, "the user has no permission for that key range", EtcdAuthError)),
+    ("database space exceeded", Judgement(Verdict.FINAL, _NO_SPACE, EtcdNoSpaceError)),
+    ("requested lease not found", Judgement(Verdict.FINAL, "there is no such lease (any more)", EtcdLeaseLostError)),
+    ("revision has been compacted", Judgement(Verdict.FINAL, "that revision has been compacted", EtcdCompactedError)),
+    ("no leader", Judgement(Verdict.ELSEWHERE, "the member knows of no leader: it is cut off, or an election is on")),
+    ("too many requests", Judgement(Verdict.ELSEWHERE, "the member has too many requests to work on")),
+    ("rpc not supported for learner", Judgement(Verdict.HOPELESS, "the member is a learner and serves no requests")),
+    ("request is too large", Judgement(Verdict.FINAL, "the request is larger than etcd takes (1.5 MiB by default)")),
+    (
+        "too many operations",
+        Judgement(Verdict.FINAL, "the transaction has more operations than etcd takes (128 by default)"),
+    ),
+)
+
+# What grpcio says of a connection that did not come about.  In front of them all: nothing was sent.
+_UNCONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_CONNECTING: tuple[tuple[str, Verdict, str], ...] = (
+    ("CERTIFICATE_VERIFY_FAILED", Verdict.HOPELESS, "its certificate was not issued by an authority in ca_file"),
+    ("Hostname Verification", Verdict.HOPELESS, "its certificate is for another name; see Tls(server_name=…)"),
+    ("BAD_CERTIFICATE", Verdict.HOPELESS, "it wants a client certificate that it trusts: Tls(cert_file=…, key_file=…)"),
+    ("CERTIFICATE_REQUIRED", Verdict.HOPELESS, "it wants a client certificate: Tls(cert_file=…, key_file=…)"),
+    ("UNKNOWN_CA", Verdict.HOPELESS, "it does not trust the authority of the client certificate"),
+    ("create security handshaker", Verdict.HOPELESS, "the certificates given are not usable"),
+    ("Tls handshake failed", Verdict.HOPELESS, "no agreement on TLS"),
+    ("Handshake read failed", Verdict.ELSEWHERE, "hung up during the TLS handshake; perhaps it does not speak TLS"),
+    ("Expected SETTINGS frame", Verdict.HOPELESS, _NOT_ETCD),
+    ("Connection refused", Verdict.ELSEWHERE, "nothing listens there (connection refused)"),
+    ("No route to host", Verdict.ELSEWHERE, "no route to that host"),
+    ("Network is unreachable", Verdict.ELSEWHERE, "that network is unreachable"),
+    ("Socket closed", Verdict.ELSEWHERE, "hung up at once; perhaps it wants TLS (https://)"),
+    ("Connection reset", Verdict.ELSEWHERE, "hung up at once; perhaps it wants TLS (https://)"),
+    ("lookup", Verdict.ELSEWHERE, "the name is not known (DNS)"),
+    ("resol", Verdict.ELSEWHERE, "the name is not known (DNS)"),
+)
+_ADDRESS = re.compile(r".*ipv[46]:\S+: ")
+
+
+def judge(code: str, details: str) -> Judgement:
+    """What a status such as `UNAVAILABLE` with its text means."""
+    details = details or "no details"
+    for part in _UNCONNECTED:
+        if part in details:
+            return _unconnected(details)
+    for part, judgement in _SAID:
+        if part in details:
+            return judgement
+    if code == "UNIMPLEMENTED" or "http2 header with status" in details:
+        return Judgement(Verdict.HOPELESS, f"{_NOT_ETCD}, or an etcd before v3 ({details})")
+    if code == "DEADLINE_EXCEEDED":
+        return Judgement(Verdict.MAYBE, "no answer in time")
+    if code in ("UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"):
+        return Judgement(Verdict.MAYBE, _plain(details))
+    if code == "RESOURCE_EXHAUSTED":
+        return Judgement(Verdict.FINAL, f"too much at once: {_plain(details)}")
+    if code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        return Judgement(Verdict.FINAL, _plain(details), EtcdAuthError)
+    return Judgement(Verdict.FINAL, _plain(details))
+
+
+def _unconnected(details: str) -> Judgement:
+    for part, verdict, words in _CONNECTING:
+        if part in details:
+            return Judgement(verdict, words)
+    return Judgement(Verdict.ELSEWHERE, _plain(details))
+
+
+def _plain(details: str) -> str:
+    """etcd's or grpcio's own words without what only repeats the endpoint."""
+    return _ADDRESS.sub("", details.removeprefix("etcdserver: "))

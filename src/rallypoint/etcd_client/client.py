@@ -1,0 +1,360 @@
+"""The client: what a user calls.  Clients of the same cluster in one process share connections, threads and the token."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rallypoint.etcd_client.conductor import Watcher
+from rallypoint.etcd_client.endpoints import Tls, User, parse_endpoints
+from rallypoint.etcd_client.errors import (
+    EtcdClosedError,
+    EtcdCompactedError,
+    EtcdError,
+    EtcdLeaseLostError,
+    EtcdRefusedError,
+)
+from rallypoint.etcd_client.hub import STATUS, Hub, open_hub, release_hub
+from rallypoint.etcd_client.leases import Keeper, Lease, Renewal
+from rallypoint.etcd_client.messages import (
+    CompactionRequest,
+    CompactionResponse,
+    Compare,
+    DeleteRangeRequest,
+    DeleteRangeResponse,
+    KeyValue,
+    LeaseGrantRequest,
+    LeaseGrantResponse,
+    LeaseRevokeRequest,
+    LeaseRevokeResponse,
+    LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse,
+    Member,
+    MemberListRequest,
+    MemberListResponse,
+    PutRequest,
+    PutResponse,
+    RangeRequest,
+    RangeResponse,
+    RequestOp,
+    StatusRequest,
+    StatusResponse,
+    TxnRequest,
+    TxnResponse,
+)
+from rallypoint.etcd_client.transactions import Guarded, Outcome, Text, compare, get_op, put_op, range_of, to_bytes
+from rallypoint.etcd_client.watches import Watch
+from rallypoint.etcd_client.watching import Watched
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Health:
+    """What one endpoint says of itself, or why it says nothing."""
+
+    endpoint: str
+    status: StatusResponse | None
+    trouble: str | None
+
+
+class EtcdClient:
+    """An etcd v3 cluster.  Safe to use from many threads; not across a fork.
+
+    `endpoints`: `"a:2379,b:2379,c:2379"`, `"https://…"`, or a list.  `timeout_s` is how long a call may take, all
+    endpoints together; each method takes another for itself.  `spread=False` begins with the first endpoint instead of
+    any.  Nothing is connected before the first call.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Iterable[str],
+        *,
+        tls: Tls | None = None,
+        user: User | None = None,
+        timeout_s: float = 10.0,
+        spread: bool = True,
+    ) -> None:
+        places, secure = parse_endpoints(endpoints)
+        if secure is False and tls is not None:
+            raise EtcdRefusedError("the endpoints say http://, and certificates were given; write https://")
+        self.endpoints = places
+        self._timeout_s = timeout_s
+        self._hub: Hub | None = open_hub(places, Tls() if secure and tls is None else tls, user, spread=spread)
+        self._leases: set[Lease] = set()
+        self._watches: set[Watch] = set()
+
+    # Keys and values --------------------------------------------------------------------------------------------------
+
+    def get(self, key: Text, *, revision: int = 0, timeout_s: float | None = None) -> KeyValue | None:
+        """One key; None if it does not exist."""
+        found = self.range(key, revision=revision, timeout_s=timeout_s)
+        return found.kvs[0] if found.kvs else None
+
+    def range(
+        self,
+        key: Text = b"",
+        *,
+        prefix: bool = False,
+        end: Text | None = None,
+        limit: int = 0,
+        revision: int = 0,
+        keys_only: bool = False,
+        count_only: bool = False,
+        serializable: bool = False,
+        timeout_s: float | None = None,
+    ) -> RangeResponse:
+        """Keys in their order: one, all with a prefix, or up to but without an end.
+
+        `serializable` asks one member only, which may be behind the others, and may be cut off from them.
+        """
+        start, stop = range_of(key, prefix, end)
+        request = RangeRequest(
+            start, stop, limit, revision, serializable=serializable, keys_only=keys_only, count_only=count_only
+        )
+        return self._open.call(
+            "/etcdserverpb.KV/Range", request, RangeResponse, self._time(timeout_s), leader=not serializable
+        )
+
+    def pages(
+        self,
+        key: Text = b"",
+        *,
+        prefix: bool = False,
+        end: Text | None = None,
+        page: int = _PAGE,
+        revision: int = 0,
+        keys_only: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[RangeResponse]:
+        """The same in pages, all of them at one revision, however much is written meanwhile."""
+        start, stop = range_of(key, prefix, end)
+        while True:
+            request = RangeRequest(start, stop, page, revision, keys_only=keys_only)
+            found = self._open.call("/etcdserverpb.KV/Range", request, RangeResponse, self._time(timeout_s))
+            yield found
+            if not found.more or not found.kvs:
+                return
+            start, revision = found.kvs[-1].key + b"\0", revision or found.revision
+
+    def put(
+        self, key: Text, value: Text, *, lease: Lease | int = 0, previous: bool = False, timeout_s: float | None = None
+    ) -> PutResponse:
+        """Write one key.  `EtcdAmbiguousError` means that it may have happened."""
+        request = PutRequest(to_bytes(key), to_bytes(value), _id(lease), previous)
+        return self._open.call("/etcdserverpb.KV/Put", request, PutResponse, self._time(timeout_s), repeatable=False)
+
+    def delete(
+        self,
+        key: Text,
+        *,
+        prefix: bool = False,
+        end: Text | None = None,
+        previous: bool = False,
+        timeout_s: float | None = None,
+    ) -> DeleteRangeResponse:
+        """Delete one key, or a range; the answer has their number.  `EtcdAmbiguousError`: it may have happened."""
+        request = DeleteRangeRequest(*range_of(key, prefix, end), previous)
+        return self._open.call(
+            "/etcdserverpb.KV/DeleteRange", request, DeleteRangeResponse, self._time(timeout_s), repeatable=False
+        )
+
+    def transaction(
+        self,
+        when: Sequence[Compare] = (),
+        then: Sequence[RequestOp] = (),
+        otherwise: Sequence[RequestOp] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> Outcome:
+        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened."""
+        request = TxnRequest(tuple(when), tuple(then), tuple(otherwise))
+        only_reads = all(op.request_range is not None for op in (*then, *otherwise))
+        return self._transact(request, timeout_s, repeatable=only_reads)
+
+    def guarded_put(
+        self,
+        key: Text,
+        value: Text,
+        *,
+        mod_revision: int,
+        when: Sequence[Compare] = (),
+        then: Sequence[RequestOp] = (),
+        lease: Lease | int = 0,
+        timeout_s: float | None = None,
+    ) -> Guarded:
+        """Write a key only if it is still at `mod_revision` (0: does not exist), and never leave it open whether it was.
+
+        The value must be unique, such as one with a random token in it.  That is what makes it safe to send it again
+        when an answer is lost: its own success spoils its guard, and the value tells whose it was.  More conditions and
+        operations may go along; let them be such that cannot come true again once they have failed.
+        """
+        wanted = to_bytes(value)
+        request = TxnRequest(
+            (compare(key, mod_revision=mod_revision), *when),
+            (put_op(key, wanted, lease=_id(lease)), *then),
+            (get_op(key),),
+        )
+        outcome = self._transact(request, timeout_s, repeatable=True)
+        if outcome.succeeded:
+            return Guarded(True, outcome.revision, None)
+        found = outcome.answers[0]
+        assert isinstance(found, RangeResponse)
+        current = found.kvs[0] if found.kvs else None
+        if current is not None and current.value == wanted:
+            return Guarded(True, current.mod_revision, None)
+        return Guarded(False, current.mod_revision if current is not None else 0, current)
+
+    def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
+        """Forget the history before a revision."""
+        request = CompactionRequest(revision)
+        self._open.call("/etcdserverpb.KV/Compact", request, CompactionResponse, self._time(timeout_s))
+
+    def _transact(self, request: TxnRequest, timeout_s: float | None, *, repeatable: bool) -> Outcome:
+        answer = self._open.call(
+            "/etcdserverpb.KV/Txn", request, TxnResponse, self._time(timeout_s), repeatable=repeatable
+        )
+        return Outcome.of(answer)
+
+    # Leases -----------------------------------------------------------------------------------------------------------
+
+    def grant(self, ttl_s: int, *, keep: bool = True, timeout_s: float | None = None) -> Lease:
+        """A lease that is kept alive from now on; etcd may grant more than was asked for."""
+        # The id is ours, so that a grant whose answer was lost can be asked for again.
+        lease_id = secrets.randbits(62) + 1
+        hub, asked_at = self._open, time.monotonic()
+        try:
+            request = LeaseGrantRequest(ttl_s, lease_id)
+            granted_s = hub.call(
+                "/etcdserverpb.Lease/LeaseGrant", request, LeaseGrantResponse, self._time(timeout_s)
+            ).ttl
+        except EtcdRefusedError as refusal:
+            if "lease already exists" not in str(refusal):
+                raise
+            granted_s = self.time_to_live(lease_id, timeout_s=timeout_s).granted_ttl
+        keeper = hub.part(Keeper)
+        lease = Lease(lease_id, Renewal(granted_s, asked_at), keeper, self.revoke)
+        if keep:
+            self._leases = {known for known in self._leases if not known.lost.is_set()} | {lease}
+            keeper.keep(lease)
+        return lease
+
+    def revoke(self, lease: Lease | int, *, timeout_s: float | None = None) -> None:
+        """End a lease and delete its keys; fine if it is gone already."""
+        try:
+            request = LeaseRevokeRequest(_id(lease))
+            self._open.call("/etcdserverpb.Lease/LeaseRevoke", request, LeaseRevokeResponse, self._time(timeout_s))
+        except EtcdLeaseLostError:
+            return
+
+    def time_to_live(
+        self, lease: Lease | int, *, keys: bool = False, timeout_s: float | None = None
+    ) -> LeaseTimeToLiveResponse:
+        """What is left of a lease (-1: it is gone), and the keys that hang on it."""
+        request = LeaseTimeToLiveRequest(_id(lease), keys)
+        return self._open.call(
+            "/etcdserverpb.Lease/LeaseTimeToLive", request, LeaseTimeToLiveResponse, self._time(timeout_s)
+        )
+
+    # Watches ----------------------------------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        key: Text = b"",
+        *,
+        prefix: bool = False,
+        end: Text | None = None,
+        revision: int | None = None,
+        snapshot: bool = False,
+        previous: bool = False,
+        timeout_s: float | None = None,
+    ) -> Watch:
+        """Changes from a revision on, or from now on: whatever is written after this call returns is delivered.
+
+        With `snapshot` the first thing that it gives is a `Resync`: the present state, and then what changes in it.
+        """
+        start, stop = range_of(key, prefix, end)
+        if revision is None and not snapshot:
+            revision = self.range(key, prefix=prefix, end=end, count_only=True, timeout_s=timeout_s).revision + 1
+        watched = Watched(start, stop, revision or 1, previous)
+
+        def read(read_timeout_s: float) -> tuple[tuple[KeyValue, ...], int]:
+            return self._read_all(key, prefix, end, read_timeout_s)
+
+        watch = Watch(self._open.part(Watcher), watched, read, self._time(timeout_s), snapshot=snapshot)
+        self._watches = {known for known in self._watches if not known.is_over} | {watch}
+        return watch
+
+    def _read_all(
+        self, key: Text, prefix: bool, end: Text | None, timeout_s: float
+    ) -> tuple[tuple[KeyValue, ...], int]:
+        try:
+            pages = list(self.pages(key, prefix=prefix, end=end, timeout_s=timeout_s))
+        except EtcdCompactedError:
+            # Compacted between two pages: once more, in one piece.
+            pages = [self.range(key, prefix=prefix, end=end, timeout_s=timeout_s)]
+        return tuple(kv for page in pages for kv in page.kvs), pages[0].revision
+
+    # The cluster ------------------------------------------------------------------------------------------------------
+
+    def members(self, *, timeout_s: float | None = None) -> tuple[Member, ...]:
+        """Who belongs to the cluster."""
+        request = MemberListRequest(linearizable=True)
+        return self._open.call(
+            "/etcdserverpb.Cluster/MemberList", request, MemberListResponse, self._time(timeout_s)
+        ).members
+
+    def health(self, *, timeout_s: float = 2.0) -> tuple[Health, ...]:
+        """What each endpoint says of itself, one after the other."""
+        return tuple(self._health(endpoint, timeout_s) for endpoint in self.endpoints)
+
+    def _health(self, endpoint: str, timeout_s: float) -> Health:
+        try:
+            status = self._open.call(
+                STATUS, StatusRequest(), StatusResponse, timeout_s, leader=False, anonymous=True, only=endpoint
+            )
+        except EtcdClosedError:
+            raise
+        except EtcdError as problem:
+            return Health(endpoint, None, str(problem))
+        return Health(endpoint, status, "; ".join(status.errors) or None)
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the watches and let the leases of this client expire; revoke them first if they are to go at once."""
+        hub, self._hub = self._hub, None
+        if hub is None:
+            return
+        for watch in self._watches:
+            watch.close()
+        for lease in self._leases:
+            lease.release()
+        release_hub(hub)
+
+    def __enter__(self) -> EtcdClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<EtcdClient {','.join(self.endpoints)}{'' if self._hub else ', closed'}>"
+
+    @property
+    def _open(self) -> Hub:
+        if self._hub is None:
+            raise EtcdClosedError("the client is closed")
+        return self._hub
+
+    def _time(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+
+def _id(lease: Lease | int) -> int:
+    return lease if isinstance(lease, int) else lease.id

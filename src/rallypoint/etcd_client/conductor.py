@@ -1,0 +1,273 @@
+"""The threads behind watches: one stream for all watches of a hub, with its conductor and its reader.
+
+The conductor owns the book.  It opens a stream at one endpoint after the other, asks for a sign of life when the
+stream is quiet or its endpoint is suspected, and breaks off when none comes.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from rallypoint.etcd_client.answers import Verdict, judge
+from rallypoint.etcd_client.endpoints import Tries
+from rallypoint.etcd_client.errors import (
+    EtcdAuthError,
+    EtcdClosedError,
+    EtcdError,
+    EtcdMessageError,
+    EtcdUnavailableError,
+)
+from rallypoint.etcd_client.hub import Hub
+from rallypoint.etcd_client.messages import WatchRequest, WatchResponse
+from rallypoint.etcd_client.transport import CallFailedError, Stream
+from rallypoint.etcd_client.watching import PROGRESS, Book, Change, Effects, Gap, Watched
+from rallypoint.etcd_client.wire import decode, encode
+
+WATCH = "/etcdserverpb.Watch/Watch"
+
+_QUIET_S = 5.0  # so long may a stream say nothing before it is asked for a sign of life
+_PATIENCE_S = 3.0  # so long may any answer take
+_SUSPECTED_PATIENCE_S = 1.0  # the same where other calls to the endpoint have just failed
+_LOGIN_S = 5.0
+_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_BACKLOG = 20_000  # so many events are kept for a user who does not take them; etcd keeps the rest
+
+
+class Mailbox:
+    """What lies between a watch's user and the conductor."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.items: queue.SimpleQueue[Change | Gap | EtcdError] = queue.SimpleQueue()
+        self.is_full = False
+
+    def put(self, what: tuple[Change, ...] | Gap | EtcdError) -> bool:
+        """Deliver; whether that is enough until something is taken."""
+        for item in what if isinstance(what, tuple) else (what,):
+            self.items.put(item)
+        return self.items.qsize() > _BACKLOG
+
+    def was_emptied(self) -> bool:
+        """Whether it was full and has been emptied: to be asked by either side after each change."""
+        if not self.is_full or not self.items.empty():
+            return False
+        self.is_full = False
+        return True
+
+
+class Conversation:
+    """One stream at one endpoint, and the thread that reads it."""
+
+    def __init__(self, hub: Hub, endpoint: str, inbox: queue.SimpleQueue[Callable[[], None]], watcher: Watcher) -> None:
+        self.endpoint = endpoint
+        self.logins = hub.logins
+        self.requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.answer_by: float | None = None  # an answer is owed until then
+        self.heard_at = time.monotonic()
+        self._inbox = inbox
+        self._watcher = watcher
+        metadata = hub.metadata(_LOGIN_S)
+        self.logins = hub.logins
+        self._stream: Stream = hub.lines.to(endpoint).stream(WATCH, iter(self.requests.get, None), metadata)
+        threading.Thread(target=self._read, name="etcd-watch-reader", daemon=True).start()
+
+    def send(self, request: WatchRequest, patience_s: float = _PATIENCE_S) -> None:
+        """Say something that is answered, sooner or later."""
+        self.requests.put(encode(request))
+        if request.cancel_request is None:
+            owed_by = time.monotonic() + patience_s
+            self.answer_by = owed_by if self.answer_by is None else min(owed_by, self.answer_by)
+
+    def heard(self) -> None:
+        """It lives."""
+        self.answer_by, self.heard_at = None, time.monotonic()
+
+    def hang_up(self) -> None:
+        """Over; what arrives later is not listened to."""
+        self.requests.put(None)
+        self._stream.cancel()
+
+    def _read(self) -> None:
+        watcher = self._watcher
+        try:
+            for data in self._stream:
+                self._inbox.put(partial(watcher.hear, self, data))
+        except CallFailedError as failure:
+            code, details = failure.code, failure.details
+        else:
+            code, details = "UNAVAILABLE", "the member ended the stream"
+        self._inbox.put(lambda: watcher.broke(self, code, details))
+
+
+class Watcher:
+    """The conductor of a hub's watches.  Everything but `add`, `remove`, `go_on` and `close` runs on its own thread."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.pid = hub.pid
+        self.trouble: str | None = None
+        self._hub = hub
+        self._book = Book()
+        self._mailboxes: dict[Watched, Mailbox] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stream: Conversation | None = None
+        self._failures = 0
+        self._open_at = 0.0
+        self._tries = Tries(hub.endpoints)
+        hub.suspicions.append(lambda endpoint: self._inbox.put(lambda: self._suspect(endpoint)))
+        threading.Thread(target=self._run, name="etcd-watches", daemon=True).start()
+
+    def add(self, mailbox: Mailbox) -> None:
+        """Begin a watch; one that begins with a snapshot waits until it was read."""
+        self._inbox.put(partial(self._add, mailbox))
+
+    def remove(self, mailbox: Mailbox) -> None:
+        """End a watch."""
+        self._inbox.put(partial(self._remove, mailbox.watched))
+
+    def go_on(self, mailbox: Mailbox, revision: int | None) -> None:
+        """Go on after a gap from a revision, or from where it stopped when its user was slow."""
+        self._inbox.put(partial(self._go_on, mailbox.watched, revision))
+
+    def close(self) -> None:
+        """End all watches."""
+        self._inbox.put(lambda: self._end(EtcdClosedError("the client was closed")))
+
+    # The conductor's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._hub.closing.is_set() or self._mailboxes:
+            self._next()()
+        self._hang_up()
+
+    def _next(self) -> Callable[[], None]:
+        try:
+            return self._inbox.get(timeout=self._wait_s())
+        except queue.Empty:
+            return self._look
+
+    def _wait_s(self) -> float | None:
+        """Until when nothing has to be done, if nothing happens."""
+        now = time.monotonic()
+        if not self._mailboxes:
+            return None
+        if self._stream is None:
+            return max(self._open_at - now, 0)
+        if self._stream.answer_by is not None:
+            return max(self._stream.answer_by - now, 0)
+        return max(self._stream.heard_at + _QUIET_S - now, 0)
+
+    def _look(self) -> None:
+        """It is time to do something."""
+        if self._stream is None:
+            self._open()
+        elif self._stream.answer_by is not None:
+            self.broke(self._stream, "DEADLINE_EXCEEDED", "the watch stream gave no sign of life")
+        else:
+            self._stream.send(PROGRESS)
+
+    def _open(self) -> None:
+        endpoint = self._hub.rotation.current
+        try:
+            self._stream = Conversation(self._hub, endpoint, self._inbox, self)
+        except CallFailedError as failure:
+            self._note(endpoint, failure.code, failure.details)
+        except EtcdAuthError as refusal:
+            self._end(refusal)
+        except EtcdError as problem:  # nobody gave a token: the same outage
+            self._note(endpoint, "UNAVAILABLE", str(problem))
+        else:
+            self._do(self._book.opened())
+
+    def hear(self, stream: Conversation, data: bytes) -> None:
+        """The stream said something."""
+        if stream is not self._stream:
+            return
+        stream.heard()
+        try:
+            effects = self._book.heard(decode(WatchResponse, data))
+        except EtcdMessageError as problem:
+            self.broke(stream, "INTERNAL", str(problem))
+            return
+        self._failures, self.trouble = 0, None
+        self._tries = Tries(self._hub.endpoints)
+        self._do(effects)
+
+    def broke(self, stream: Conversation, code: str, details: str) -> None:
+        """The stream is over, by its own word or ours."""
+        if stream is not self._stream:
+            return
+        self._hang_up()
+        self._note(stream.endpoint, code, details)
+
+    def _note(self, endpoint: str, code: str, details: str) -> None:
+        judgement = judge(code, details)
+        self.trouble = f"no watch stream: {endpoint}: {judgement.words}"
+        self._tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
+        self._hub.failed(endpoint)
+        pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+        self._open_at = time.monotonic() + pause_s * random.uniform(0.5, 1.0)
+        self._failures += 1
+        if self._tries.all_hopeless:
+            self._end(EtcdUnavailableError(f"etcd cannot be watched. {self._tries}"))
+
+    def _hang_up(self) -> None:
+        stream, self._stream = self._stream, None
+        self._book.broken()
+        if stream is not None:
+            stream.hang_up()
+
+    def _suspect(self, endpoint: str) -> None:
+        stream = self._stream
+        if stream is not None and stream.endpoint == endpoint and self._mailboxes and len(self._hub.endpoints) > 1:
+            stream.send(PROGRESS, _SUSPECTED_PATIENCE_S)
+
+    def _add(self, mailbox: Mailbox) -> None:
+        self._mailboxes[mailbox.watched] = mailbox
+        self._do(self._book.add(mailbox.watched))
+
+    def _remove(self, watched: Watched) -> None:
+        self._mailboxes.pop(watched, None)
+        self._do(self._book.remove(watched))
+
+    def _go_on(self, watched: Watched, revision: int | None) -> None:
+        self._do(self._book.go_on(watched, revision or watched.next_revision))
+
+    def _end(self, error: EtcdError) -> None:
+        self._do(self._book.end(error))
+
+    def _do(self, effects: Effects) -> None:
+        for request in effects.send:
+            if self._stream is not None:
+                self._stream.send(request)
+        for delivery in effects.deliver:
+            mailbox = self._mailboxes.get(delivery.watch)
+            if mailbox is not None:
+                self._deliver(mailbox, delivery.what)
+        if effects.login and self._stream is not None:
+            self._login(self._stream)
+
+    def _deliver(self, mailbox: Mailbox, what: tuple[Change, ...] | Gap | EtcdError) -> None:
+        is_enough = mailbox.put(what)
+        if isinstance(what, EtcdError):
+            del self._mailboxes[mailbox.watched]
+        elif is_enough and not isinstance(what, Gap):
+            self._do(self._book.full(mailbox.watched))
+            mailbox.is_full = True
+            if mailbox.was_emptied():  # its user was quicker than this thread
+                self._go_on(mailbox.watched, None)
+
+    def _login(self, stream: Conversation) -> None:
+        """The token belongs to a stream for its whole life: a new one needs a new stream."""
+        self._hang_up()
+        try:
+            if self._hub.user is not None:
+                self._hub.login(stream.logins, _LOGIN_S)
+        except EtcdAuthError as refusal:
+            self._end(refusal)
+        except EtcdError as problem:
+            self.trouble = f"no watch stream: {problem}"

@@ -1,0 +1,257 @@
+"""One cluster as one process sees it: lines, whose turn it is, the token.  All clients of the same cluster share it.
+
+A call is tried at one endpoint after the other until its deadline.  A write whose answer was lost is never sent again
+unless the caller says that it may be: it may have happened.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from rallypoint.etcd_client.answers import Verdict, judge
+from rallypoint.etcd_client.endpoints import Rotation, Tls, Tries, User
+from rallypoint.etcd_client.errors import (
+    EtcdAmbiguousError,
+    EtcdAuthError,
+    EtcdClosedError,
+    EtcdMessageError,
+    EtcdRefusedError,
+    EtcdUnavailableError,
+)
+from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, StatusRequest
+from rallypoint.etcd_client.transport import CallFailedError, Lines, check_process
+from rallypoint.etcd_client.wire import Message, decode, encode
+
+AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
+STATUS = "/etcdserverpb.Maintenance/Status"
+
+Metadata = tuple[tuple[str, str], ...]
+
+# With it, a member that is cut off from the others says so at once instead of letting the call wait.
+_LEADER: Metadata = (("hasleader", "true"),)
+_SHORTEST_TRY_S = 0.5
+_LONGEST_TRY_S = 2.5
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+_LOGINS = 2
+
+M = TypeVar("M", bound=Message)
+P = TypeVar("P", bound="Part")
+
+
+class Part(Protocol):
+    """Something that a hub has one of, and ends with it."""
+
+    def __init__(self, hub: Hub) -> None: ...
+
+    def close(self) -> None:
+        """Stop."""
+
+
+class Hub:
+    """What the clients of one cluster share in a process."""
+
+    def __init__(self, endpoints: tuple[str, ...], tls: Tls | None, user: User | None, *, spread: bool) -> None:
+        self.endpoints = endpoints
+        self.user = user
+        self.pid = os.getpid()
+        # Many processes are given the same list: let them not all begin with the first.
+        self.rotation = Rotation(endpoints, random.randrange(len(endpoints)) if spread else 0)
+        self.lines = Lines(tls)
+        self.closing = threading.Event()
+        self.suspicions: list[Callable[[str], None]] = []
+        self._proven: set[str] = set()
+        self._token: Metadata = ()
+        self._login = 0  # how often a token was fetched
+        self._login_lock = threading.Lock()
+        self._parts: dict[type[Any], Any] = {}
+        self._parts_lock = threading.Lock()
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        method: str,
+        request: Message,
+        answer: type[M],
+        timeout_s: float,
+        *,
+        repeatable: bool = True,
+        leader: bool = True,
+        anonymous: bool = False,
+        only: str | None = None,
+    ) -> M:
+        """Ask until somebody answers; a write that is not `repeatable` is sent once, to somebody who is there."""
+        check_process(self.pid)
+        data = encode(request)
+        endpoints = self.endpoints if only is None else (only,)
+        tries, asked, pauses, logins = Tries(endpoints), set[str](), iter(_PAUSES_S), 0
+        deadline = time.monotonic() + timeout_s
+        while True:
+            endpoint = self.rotation.after(asked) if only is None else only
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self.closing.is_set():
+                raise self._no_answer(method, timeout_s, tries)
+            login = self._login
+            sent = False
+            try:
+                line = self.lines.to(endpoint)
+                metadata = self.metadata(left_s, leader=leader, anonymous=anonymous)
+                if repeatable:
+                    raw = line.call(method, data, self._try_s(len(endpoints), timeout_s, left_s), metadata)
+                else:
+                    if endpoint not in self._proven:
+                        line.call(STATUS, encode(StatusRequest()), self._try_s(len(endpoints), timeout_s, left_s), ())
+                    left_s = max(deadline - time.monotonic(), 0.001)
+                    sent = True
+                    raw = line.call(method, data, left_s, metadata)
+                found = decode(answer, raw)
+                self._proven.add(endpoint)
+                return found
+            except EtcdMessageError as problem:
+                tries.note(endpoint, f"no answer of etcd's: {problem}", hopeless=True)
+                self.failed(endpoint)
+            except CallFailedError as failure:
+                judgement = judge(failure.code, failure.details)
+                tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
+                if judgement.verdict is Verdict.FINAL:
+                    raise judgement.error(f"{judgement.words} ({_name(method)} at {endpoint})") from failure
+                if judgement.verdict is Verdict.LOGIN:
+                    logins += 1
+                    if self.user is None or logins > _LOGINS:
+                        raise EtcdAuthError(f"{judgement.words} ({_name(method)} at {endpoint})") from failure
+                    self.login(login, deadline - time.monotonic())
+                    continue
+                self.failed(endpoint)
+                if judgement.verdict is Verdict.MAYBE and sent:
+                    raise EtcdAmbiguousError(
+                        f"{_name(method)} was sent to {endpoint} and its answer was lost ({judgement.words}): it may or "
+                        f"may not have happened; read back before doing it again"
+                    ) from failure
+            if tries.all_hopeless:
+                raise self._no_answer(method, timeout_s, tries)
+            asked.add(endpoint)
+            if len(asked) == len(endpoints):
+                asked.clear()
+                pause_s = next(pauses, _PAUSES_S[-1]) * random.uniform(0.5, 1.0)
+                self.closing.wait(min(pause_s, max(deadline - time.monotonic(), 0)))
+
+    def failed(self, endpoint: str) -> None:
+        """An endpoint did not answer: the others are asked first from now on, and watches there look to it."""
+        self.rotation.failed(endpoint)
+        self._proven.discard(endpoint)
+        for suspect in self.suspicions:
+            suspect(endpoint)
+
+    def _try_s(self, endpoints: int, timeout_s: float, left_s: float) -> float:
+        """How long one endpoint may take before the next one is asked."""
+        if endpoints == 1:
+            return left_s
+        return min(left_s, max(_SHORTEST_TRY_S, min(_LONGEST_TRY_S, timeout_s / (endpoints + 1))))
+
+    def _no_answer(self, method: str, timeout_s: float, tries: Tries) -> Exception:
+        if self.closing.is_set():
+            return EtcdClosedError(f"the client was closed during {_name(method)}")
+        when = "" if tries.all_hopeless else f" within {timeout_s:g} s"
+        return EtcdUnavailableError(f"etcd gave no answer to {_name(method)}{when}. {tries}")
+
+    # The token --------------------------------------------------------------------------------------------------------
+
+    def metadata(self, timeout_s: float, *, leader: bool = True, anonymous: bool = False) -> Metadata:
+        """What is sent along with a call; the first one of a user fetches its token."""
+        if self.user is not None and not anonymous and self._login == 0:
+            self.login(0, timeout_s)
+        return (_LEADER if leader else ()) + (() if anonymous else self._token)
+
+    @property
+    def logins(self) -> int:
+        """How often a token was fetched: what `login` wants to be told."""
+        return self._login
+
+    def login(self, seen: int, timeout_s: float) -> None:
+        """Fetch a token, unless somebody has done so since `seen` logins."""
+        user = self.user
+        assert user is not None
+        with self._login_lock:
+            if self._login != seen:
+                return
+            request = AuthenticateRequest(user.name, user.password)
+            try:
+                answer = self.call(AUTHENTICATE, request, AuthenticateResponse, timeout_s, anonymous=True)
+            except EtcdRefusedError as refusal:
+                if "authentication is not enabled" not in str(refusal):
+                    raise
+                self._token = ()  # everybody may do everything there
+            else:
+                self._token = (("token", answer.token),)
+            self._login += 1
+
+    # Parts and users --------------------------------------------------------------------------------------------------
+
+    def part(self, kind: type[P]) -> P:
+        """The one keeper, or watcher, of this hub."""
+        check_process(self.pid)
+        with self._parts_lock:
+            if self.closing.is_set():
+                raise EtcdClosedError("the client is closed")
+            if kind not in self._parts:
+                self._parts[kind] = kind(self)
+            part: P = self._parts[kind]
+            return part
+
+    def close(self) -> None:
+        """End everything; keys and leases stay as they are."""
+        if self.pid != os.getpid():
+            return
+        self.closing.set()
+        with self._parts_lock:
+            parts = list(self._parts.values())
+        for part in parts:
+            part.close()
+        self.lines.close()
+
+
+def _name(method: str) -> str:
+    return method.rpartition("/")[2]
+
+
+# One hub a process for each cluster -----------------------------------------------------------------------------------
+
+_Key = tuple[tuple[str, ...], Tls | None, User | None, bool]
+_lock = threading.Lock()
+_hubs: dict[_Key, tuple[Hub, int]] = {}
+
+
+def open_hub(endpoints: tuple[str, ...], tls: Tls | None, user: User | None, *, spread: bool) -> Hub:
+    """The hub of a cluster; whoever gets it gives it back with `release_hub`."""
+    key = (endpoints, tls, user, spread)
+    with _lock:
+        hub, users = _hubs.get(key) or (Hub(endpoints, tls, user, spread=spread), 0)
+        check_process(hub.pid)
+        _hubs[key] = (hub, users + 1)
+        return hub
+
+
+def release_hub(hub: Hub) -> None:
+    """The last one turns out the light."""
+    with _lock:
+        for key, (known, users) in list(_hubs.items()):
+            if known is hub:
+                if users > 1:
+                    _hubs[key] = (hub, users - 1)
+                    return
+                del _hubs[key]
+    hub.close()
+
+
+def _renew_lock() -> None:
+    """A lock that was held in the moment of a fork would never be let go in the child."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,118 @@
+"""The parts of a transaction: conditions, operations, ranges of keys.  Nothing here talks to anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rallypoint.etcd_client.errors import EtcdRefusedError
+from rallypoint.etcd_client.messages import (
+    Compare,
+    CompareResult,
+    CompareTarget,
+    DeleteRangeRequest,
+    DeleteRangeResponse,
+    KeyValue,
+    PutRequest,
+    PutResponse,
+    RangeRequest,
+    RangeResponse,
+    RequestOp,
+    TxnResponse,
+)
+
+Text = bytes | str
+"""Keys and values are bytes; text is written as UTF-8."""
+
+_RESULTS = {
+    "==": CompareResult.EQUAL,
+    "!=": CompareResult.NOT_EQUAL,
+    ">": CompareResult.GREATER,
+    "<": CompareResult.LESS,
+}
+_TARGETS = {
+    "value": CompareTarget.VALUE,
+    "version": CompareTarget.VERSION,
+    "create_revision": CompareTarget.CREATE,
+    "mod_revision": CompareTarget.MOD,
+    "lease": CompareTarget.LEASE,
+}
+
+
+def to_bytes(text: Text) -> bytes:
+    """Keys and values as etcd wants them."""
+    return text.encode() if isinstance(text, str) else text
+
+
+def range_of(key: Text, prefix: bool, end: Text | None) -> tuple[bytes, bytes]:
+    """A key alone, everything that begins with it, or everything up to but without an end; as etcd writes it."""
+    start = to_bytes(key)
+    if prefix and end is not None:
+        raise EtcdRefusedError("a range is given by its prefix or by its end, not by both")
+    if end is not None:
+        return start, to_bytes(end)
+    if not prefix:
+        if not start:
+            raise EtcdRefusedError("a key must not be empty; for all keys, write prefix=True")
+        return start, b""
+    return start or b"\0", prefix_end(start)
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key behind all that begin so; b"\\0" means that there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
+
+
+def compare(key: Text, relation: str = "==", **what: Any) -> Compare:
+    """A condition such as `compare("k", mod_revision=7)` or `compare("k", "!=", value=b"x")`.
+
+    One of `value`, `version`, `create_revision`, `mod_revision`, `lease`; the numbers are 0 for a key that does not exist.
+    """
+    if relation not in _RESULTS:
+        raise EtcdRefusedError(f"{relation!r} is no relation; write one of {', '.join(_RESULTS)}")
+    if len(what) != 1 or not set(what) <= set(_TARGETS):
+        raise EtcdRefusedError(f"a condition is on one of {', '.join(_TARGETS)}; this one is on {sorted(what)}")
+    ((target, expected),) = what.items()
+    if target == "value":
+        expected = to_bytes(expected)
+    return Compare(_RESULTS[relation], _TARGETS[target], to_bytes(key), **{target: expected})
+
+
+def get_op(key: Text, *, prefix: bool = False, end: Text | None = None, limit: int = 0) -> RequestOp:
+    """Read, in a transaction."""
+    return RequestOp(request_range=RangeRequest(*range_of(key, prefix, end), limit))
+
+
+def put_op(key: Text, value: Text, *, lease: int = 0) -> RequestOp:
+    """Write, in a transaction."""
+    return RequestOp(request_put=PutRequest(to_bytes(key), to_bytes(value), lease))
+
+
+def delete_op(key: Text, *, prefix: bool = False, end: Text | None = None) -> RequestOp:
+    """Delete, in a transaction."""
+    return RequestOp(request_delete_range=DeleteRangeRequest(*range_of(key, prefix, end)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a transaction: which branch was taken, and the answers of its operations in their order."""
+
+    succeeded: bool
+    revision: int
+    answers: tuple[RangeResponse | PutResponse | DeleteRangeResponse, ...]
+
+    @staticmethod
+    def of(response: TxnResponse) -> Outcome:
+        """From etcd's own words."""
+        answers = [op.response_range or op.response_put or op.response_delete_range for op in response.responses]
+        return Outcome(response.succeeded, response.revision, tuple(answer for answer in answers if answer is not None))
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What came of a guarded write: whether the key holds our value, its mod_revision, and what it holds where not."""
+
+    succeeded: bool
+    revision: int
+    current: KeyValue | None

@@ -1,0 +1,198 @@
+"""The only module that knows grpc: channels, and calls of bytes by name.  grpc is imported when it is first needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from rallypoint.etcd_client.endpoints import Tls
+from rallypoint.etcd_client.errors import EtcdForkError, EtcdMissingError
+
+FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+
+# Only all three together notice a server that is there and silent; pings more often than every 5 s are an offence to
+# etcd.  Any other traffic takes their place.
+PING_EVERY_MS = 6000
+PING_TIMEOUT_MS = 3000
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A member that comes back is to be found soon, and one that is not there given up soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # etcd answers a range or a watch in one message, however large.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # etcd belongs to the cluster; a proxy for the way out does not lead there.
+    ("grpc.enable_http_proxy", 0),
+    # What to do after a failure is decided here and nowhere else.
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
+
+_used_by: int | None = None
+
+
+def load_grpc() -> ModuleType:
+    """The module grpc, or an error that says how to get it."""
+    global _used_by  # noqa: PLW0603  # what a fork breaks belongs to the process
+    check_process(_used_by)
+    chosen = os.environ.get(FORK_VARIABLE)
+    try:
+        # grpc's own fork handlers make children of fork hang; it reads this when it is imported.
+        os.environ.setdefault(FORK_VARIABLE, "0")
+        import grpc
+    except ImportError as problem:
+        raise EtcdMissingError(
+            f"etcd is reached through grpcio, which is not installed ({problem}); install it: pip install 'rallypoint[etcd]'"
+        ) from problem
+    finally:
+        if chosen is None:
+            os.environ.pop(FORK_VARIABLE, None)
+    _used_by = os.getpid()
+    return grpc  # type: ignore[no-any-return]
+
+
+def check_process(opened_in: int | None) -> None:
+    """Refuse to work in a forked child, where grpc's threads do not exist and its calls would hang."""
+    if opened_in is not None and opened_in != os.getpid():
+        raise EtcdForkError(
+            f"etcd was used in process {opened_in}, and now in process {os.getpid()}, its child by fork: grpcio does not "
+            f"survive a fork; start the child with exec or 'spawn' (multiprocessing.set_start_method('spawn'))"
+        )
+
+
+class CallFailedError(Exception):
+    """A call that brought no answer: grpc's status and text."""
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__(f"{code}: {details}")
+        self.code, self.details = code, details
+
+
+class Line:
+    """The connection to one endpoint, made when it is first used.  Safe to use from many threads."""
+
+    def __init__(self, endpoint: str, tls: Tls | None) -> None:
+        self.endpoint = endpoint
+        self._grpc = load_grpc()
+        self._pid = os.getpid()
+        options = list(_OPTIONS)
+        if tls is None:
+            self._channel = self._grpc.insecure_channel(endpoint, options)
+        else:
+            if tls.server_name is not None:
+                options.append(("grpc.ssl_target_name_override", tls.server_name))  # type: ignore[arg-type]
+            self._channel = self._grpc.secure_channel(
+                endpoint, self._grpc.ssl_channel_credentials(*tls.read()), options
+            )
+        self._methods: dict[str, Any] = {}
+
+    def call(self, method: str, request: bytes, timeout_s: float, metadata: tuple[tuple[str, str], ...]) -> bytes:
+        """One question, one answer."""
+        check_process(self._pid)
+        try:
+            answer: bytes = self._method(method)(request, timeout=timeout_s, metadata=metadata)
+        except self._grpc.RpcError as failure:
+            raise _failed(failure) from failure
+        except ValueError as problem:  # a channel that was closed meanwhile
+            raise CallFailedError("CANCELLED", str(problem)) from problem
+        return answer
+
+    def ask(
+        self,
+        method: str,
+        request: bytes,
+        timeout_s: float,
+        metadata: tuple[tuple[str, str], ...],
+        answered: Callable[[bytes | CallFailedError], None],
+    ) -> None:
+        """The same without waiting; `answered` is called on a thread of grpc's, and must be quick."""
+        check_process(self._pid)
+        try:
+            future = self._method(method).future(request, timeout=timeout_s, metadata=metadata)
+        except ValueError as problem:
+            answered(CallFailedError("CANCELLED", str(problem)))
+            return
+        future.add_done_callback(lambda done: answered(self._outcome(done)))
+
+    def _outcome(self, done: Any) -> bytes | CallFailedError:
+        if done.code() is self._grpc.StatusCode.OK:
+            answer: bytes = done.result()
+            return answer
+        return CallFailedError(done.code().name, done.details() or "")
+
+    def stream(self, method: str, requests: Iterator[bytes], metadata: tuple[tuple[str, str], ...]) -> Stream:
+        """A conversation; it lasts until either side ends it."""
+        check_process(self._pid)
+        return Stream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
+
+    def _method(self, name: str) -> Any:
+        method = self._methods.get(name)
+        if method is None:
+            method = self._methods[name] = self._channel.unary_unary(name)
+        return method
+
+    def close(self) -> None:
+        """End all calls."""
+        if self._pid == os.getpid():
+            self._channel.close()
+
+
+class Stream:
+    """What the other side says, message by message."""
+
+    def __init__(self, grpc: ModuleType, call: Any) -> None:
+        self._grpc = grpc
+        self._call = call
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._call
+        except self._grpc.RpcError as failure:
+            raise _failed(failure) from failure
+
+    def cancel(self) -> None:
+        """End the conversation; whoever iterates hears of it."""
+        self._call.cancel()
+
+
+def _failed(failure: Any) -> CallFailedError:
+    return CallFailedError(failure.code().name, failure.details() or "")
+
+
+class Lines:
+    """The lines to all endpoints of a cluster, each opened when it is first asked for."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._lines: dict[str, Line] = {}
+        self._closed = False
+
+    def to(self, endpoint: str) -> Line:
+        """The line to one endpoint."""
+        line = self._lines.get(endpoint)
+        if line is not None:
+            return line
+        with self._lock:
+            if self._closed:
+                raise CallFailedError("CANCELLED", "the client was closed")
+            if endpoint not in self._lines:
+                self._lines[endpoint] = Line(endpoint, self._tls)
+            return self._lines[endpoint]
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        with self._lock:
+            self._closed = True
+            lines = list(self._lines.values())
+        for line in lines:
+            line.close()
