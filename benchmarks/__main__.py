@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import keys, meeting, simulated
+from benchmarks import documents, keys, meeting, simulated, torchrun
 
 OUTPUT = Path("build/bench")
 
@@ -17,6 +17,8 @@ def main() -> None:
     console = Console()
     meeting.run(console, OUTPUT)
     keys.run(console, OUTPUT)
+    documents.run(console, OUTPUT)
+    torchrun.run(console, OUTPUT)
     simulated.run(console, OUTPUT)
 
 

@@ -30,15 +30,15 @@ def run(console: Console, output: Path) -> None:
     formed.update({size: (None, form(OURS, size)) for size in OURS_ALONE})
     table = Table("nodes", "torch c10d, s", "rallypoint, s", "times faster", title="form a world", title_justify="left")
     for size, (theirs, ours) in formed.items():
-        table.add_row(str(size), *_compared(theirs, ours))
+        table.add_row(str(size), *compared(theirs, ours))
     console.print(table)
     again = Table(
         "one of four killed", "torch c10d, s", "rallypoint, s", "times faster", title="regroup", title_justify="left"
     )
     told = [regroup(kind, watch=False) for kind in (TORCH, OURS)]
-    again.add_row("survivors rejoin at once", *_compared(*told))
+    again.add_row("survivors rejoin at once", *compared(*told))
     noticed = [regroup(kind, watch=True) for kind in (TORCH, OURS)]
-    again.add_row("survivors only watch", *_compared(*noticed))
+    again.add_row("survivors only watch", *compared(*noticed))
     console.print(again)
     alone = Table("what", "measured", "goal", title="the server alone", title_justify="left")
     seconds, memory = crowd(8000)
@@ -52,9 +52,12 @@ def run(console: Console, output: Path) -> None:
     console.print(f"plot: {output / 'form.png'}")
 
 
-def form(implementation: str, nodes: int) -> float:
-    """Seconds until the last of so many nodes, joining at one instant, has its rank."""
-    endpoint, run_id = f"127.0.0.1:{_free_port()}", f"bench-{next(_runs)}"
+def form(implementation: str, nodes: int, give_up_s: float | None = None) -> float:
+    """Seconds until the last of so many nodes, joining at one instant, has its rank.
+
+    TimeoutError where they do not meet before somebody gives up.
+    """
+    endpoint, run_id = f"127.0.0.1:{free_port()}", f"bench-{next(_runs)}"
     shares = [nodes // PROCESSES + (i < nodes % PROCESSES) for i in range(PROCESSES)]
     started = [
         Worker("benchmarks.node", implementation, endpoint, run_id, str(nodes), str(nodes), str(n)) for n in shares
@@ -64,7 +67,10 @@ def form(implementation: str, nodes: int) -> float:
             worker.hear()
         for worker in started:
             worker.tell("join")
-        places = [place for worker in started for place in worker.hear()]
+        began = time.monotonic()
+        places = []
+        for worker in started:
+            places += worker.hear(None if give_up_s is None else began + give_up_s - time.monotonic())
     ranks = sorted(rank for _, rank, _ in places)
     if ranks != list(range(nodes)):
         raise AssertionError(f"{implementation}: the ranks of {nodes} nodes are {ranks}")
@@ -73,7 +79,7 @@ def form(implementation: str, nodes: int) -> float:
 
 def regroup(implementation: str, *, watch: bool) -> float | None:
     """Seconds from the death of one of four nodes to the new world of the others; None where they never notice."""
-    endpoint, run_id = f"127.0.0.1:{_free_port()}", f"bench-{next(_runs)}"
+    endpoint, run_id = f"127.0.0.1:{free_port()}", f"bench-{next(_runs)}"
     first = Worker("benchmarks.node", implementation, endpoint, run_id, "3", "4", "1")
     first.hear()  # the first process hosts, and is not the one to die
     nodes = [first] + [Worker("benchmarks.node", implementation, endpoint, run_id, "3", "4", "1") for _ in range(3)]
@@ -142,12 +148,14 @@ def _best(*arguments: str) -> float:
     return min(taken)
 
 
-def _compared(theirs: float | None, ours: float | None) -> tuple[str, str, str]:
+def compared(theirs: float | None, ours: float | None) -> tuple[str, str, str]:
+    """A row's columns: torch's seconds, ours, and how many times ours is faster."""
     shown = [("—" if value is None else f"{value:.3f}") for value in (theirs, ours)]
     return shown[0], shown[1], f"{theirs / ours:.0f}" if theirs and ours else ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

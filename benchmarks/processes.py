@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,9 +37,11 @@ class Worker:
         self.process.stdin.write(f"{order}\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
-        """Wait for an answer."""
+    def hear(self, within_s: float | None = None) -> Any:
+        """Wait for an answer; TimeoutError where it does not come in time."""
         assert self.process.stdout is not None
+        if within_s is not None and not select.select([self.process.stdout], [], [], max(within_s, 0.0))[0]:
+            raise TimeoutError(f"no answer within {within_s:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()} and said nothing")

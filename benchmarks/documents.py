@@ -1,0 +1,38 @@
+"""How long nodes take to meet by editing one document: our c10d backend and torch's, side by side in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.meeting import compared, form, regroup
+
+TORCH, OURS = "torch:c10d", "rallypoint:c10d"
+SIZES = (16, 64, 128, 256)
+GIVE_UP_S = 60.0
+
+
+def run(console: Console, output: Path) -> None:
+    """Form and regroup; nothing is drawn, so `output` stays as it is."""
+    table = Table(
+        *("nodes", "torch c10d, s", "our c10d, s", "times faster", "goal"), title="c10d: form", title_justify="left"
+    )
+    for size in SIZES:
+        try:
+            theirs, ours = form(TORCH, size, GIVE_UP_S), form(OURS, size, GIVE_UP_S)
+            columns = compared(theirs, ours)
+        except TimeoutError:
+            ours = form(OURS, size, GIVE_UP_S)
+            columns = f"not in {GIVE_UP_S:.0f}", f"{ours:.3f}", f"over {GIVE_UP_S / ours:.0f}"
+        table.add_row(str(size), *columns, {128: "3", 256: "forms"}.get(size, "not slower"))
+    console.print(table)
+    again = Table(
+        *("one of four killed", "torch c10d, s", "our c10d, s", "times faster"),
+        title="c10d: regroup",
+        title_justify="left",
+    )
+    for what, watch in (("survivors rejoin at once", False), ("survivors only watch", True)):
+        again.add_row(what, *compared(*(regroup(kind, watch=watch) for kind in (TORCH, OURS))))
+    console.print(again)
