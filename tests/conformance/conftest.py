@@ -1,0 +1,69 @@
+"""Every test of the suite plays on every backend; those of one backend run one after another, on one worker.
+
+What takes long is left to the soaks where the quick suite shows it elsewhere: on the server in `tests/faults`, on
+documents in files by a user's own backend.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.kinds import KINDS, Kind, Medium
+from tests.conformance.scene import Scene, Troupe
+
+
+@pytest.fixture(scope="session")
+def troupe() -> Iterator[Troupe]:
+    made = Troupe()
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+LONG = ("comes_back", "clocks", "short_pause", "early_finisher", "last_call_is_not", "server_was_restarted")
+SHOWN_ELSEWHERE = ("rallypoint", "c10d file, our store")
+RESTART = "test_whether_a_run_goes_on_when_its_server_was_restarted[c10d tcp, torch's store]"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name, _, kind = item.name.partition("[")
+        is_long = any(part in name for part in LONG) and kind.startswith(SHOWN_ELSEWHERE)
+        if item.path.parent.name == "conformance" and (is_long or item.name == RESTART):
+            item.add_marker(pytest.mark.soak)
+
+
+def _marks(name: str, kind: Kind) -> list[pytest.MarkDecorator]:
+    together = pytest.mark.xdist_group(f"conformance {name}")
+    return [together, pytest.mark.soak] if kind.only_in_soak else [together]
+
+
+@pytest.fixture(scope="session")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Medium]]:
+    """What nodes meet through, one for each backend; each test has a run of its own in it."""
+    made: dict[str, Medium] = {}
+    try:
+        yield made
+    finally:
+        for medium in made.values():
+            medium.end()
+
+
+@pytest.fixture(params=[pytest.param(name, marks=_marks(name, kind)) for name, kind in KINDS.items()])
+def scene(
+    request: pytest.FixtureRequest,
+    troupe: Troupe,
+    media: dict[str, Medium],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Scene]:
+    name: str = request.param
+    if name not in media or media[name].actor is None:
+        # A server is kept, for torch takes seconds to import; a file costs nothing.
+        media[name] = KINDS[name].start(tmp_path_factory.mktemp("medium"))
+    made = Scene(name, KINDS[name], media[name], troupe)
+    try:
+        yield made
+    finally:
+        made.end()

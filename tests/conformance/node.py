@@ -1,0 +1,157 @@
+"""A node as a process of its own, on any backend: `python -m tests.conformance.node [--skew S] [--without-torch]`.
+
+Commands come in, and events go out, as JSON lines.  A process plays one node after another, until it is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.locked_file import LockedFileBackend, SilentFileBackend
+
+_speaking = threading.Lock()
+
+
+def say(event: str, **details: Any) -> None:
+    """One line for the test to read."""
+    with _speaking:
+        print(json.dumps({"event": event, **details}), flush=True)
+
+
+class Puppet:
+    """Does what it is told: each method is a command."""
+
+    def __init__(self) -> None:
+        self.handler: Any = None
+        self.info: Any = None
+        self.world = ""
+
+    def open(self, backend: str, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
+        """Make a handler; nothing of it is seen by others yet."""
+        from rallypoint.elastic.api import RendezvousParameters
+        from rallypoint.elastic.dynamic_rendezvous import create_handler
+        from rallypoint.elastic.registry import get_rendezvous_handler
+
+        least, _, most = nodes.partition(":")
+        params = RendezvousParameters(
+            backend, endpoint, run, int(least), int(most or least), local_addr="127.0.0.1", **options
+        )
+        own = {"locked-file": LockedFileBackend, "silent-file": SilentFileBackend}
+        if backend in own:
+            self.handler = create_handler(None, own[backend](Path(endpoint), run), params)
+        else:
+            self.handler = get_rendezvous_handler(params)
+        say("opened")
+
+    def join(self) -> None:
+        handler = self.handler
+        info = handler.next_rendezvous()
+        where = info.bootstrap_store_info
+        self.info, self.world = info, f"{where.master_addr}:{where.master_port}"
+        say("placed", rank=info.rank, size=info.world_size, fence=self.world)
+        threading.Thread(target=self.watch, args=(handler, self.world), daemon=True).start()
+
+    def watch(self, handler: Any, world: str) -> None:
+        """Ask as torch's agent does, only more often."""
+        pause = threading.Event()
+        while self.handler is handler and self.world == world:
+            count = handler.num_nodes_waiting()
+            if count > 0:
+                say("changed", fence=world, count=count)
+                return
+            pause.wait(0.01)
+
+    def waiting(self) -> None:
+        say("waiting", count=self.handler.num_nodes_waiting())
+
+    def closed(self) -> None:
+        say("closed", closed=self.handler.is_closed())
+
+    def close(self) -> None:
+        self.handler.set_closed()
+        say("closing")
+
+    def set(self, key: str, value: str) -> None:
+        self.info.store.set(key, value)
+        say("stored", key=key)
+
+    def get(self, key: str) -> None:
+        value = self.info.store.get(key)
+        say("value", key=key, value=value if isinstance(value, str) else value.decode())
+
+    def check(self, key: str) -> None:
+        say("checked", key=key, there=bool(self.info.store.check([key])))
+
+    def finish(self) -> None:
+        self.world = ""
+        say("left", done=self.handler.shutdown())
+
+    def withdraw(self) -> None:
+        self.world = ""
+        try:
+            raise RuntimeError("told to")
+        except RuntimeError:
+            say("left", done=self.handler.shutdown())
+
+    def bide(self, seconds: float) -> None:
+        """Let time pass."""
+        threading.Event().wait(seconds)
+        say("bided", count=self.handler.num_nodes_waiting())
+
+    def reset(self) -> None:
+        """The play is over; what was opened is let go without ceremony."""
+        handler, self.handler, self.world = self.handler, None, ""
+        if hasattr(handler, "_stop_heartbeats"):
+            handler._stop_heartbeats()
+        elif handler is not None:
+            handler._member.link.close()
+        say("reset")
+
+
+def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
+    try:
+        command(**arguments)
+    except Exception as exc:  # whatever it is, the test reads it
+        logging.getLogger("node").info("a command failed", exc_info=True)
+        say("error", type=type(exc).__name__, text=str(exc))
+
+
+def shift_clocks(by_s: float) -> None:
+    """Let this process's clocks differ from all others'."""
+    for name in ("time", "monotonic"):
+        real = getattr(time, name)
+        setattr(time, name, lambda real=real: real() + by_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--without-torch", action="store_true")
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    if arguments.skew:
+        shift_clocks(arguments.skew)
+    if arguments.without_torch:
+        from rallypoint.torch_bridge import stores_c10d
+
+        stores_c10d.has_torch = lambda: False
+    else:
+        import torch.distributed  # noqa: F401  # now, and not in the middle of a test
+    puppet = Puppet()
+    say("ready")
+    for line in sys.stdin:
+        order = json.loads(line)
+        command = getattr(puppet, order.pop("do"))
+        threading.Thread(target=obey, args=(command, order), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

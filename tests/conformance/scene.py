@@ -1,0 +1,165 @@
+"""A scene: one medium, and nodes that meet through it.  Processes play in one test after another, unless they are killed."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import count
+from typing import Any
+
+from tests.conformance.kinds import Kind, Medium
+from tests.faults.harness import Actor, Event
+
+Flavour = tuple[str, ...]
+RESERVE = 2
+
+_runs = count(1)
+
+
+class Player(Actor):
+    """A node of a run, on any backend."""
+
+    def __init__(self, flavour: Flavour) -> None:
+        super().__init__("tests.conformance.node", *flavour)
+        self.flavour = flavour
+        self.name = ""
+        self.is_ready = False
+
+    def start_over(self, name: str) -> None:
+        self.name = name
+        if not self.is_ready:
+            self.expect("ready")
+            self.is_ready = True
+        self.heard("")
+        self.seen.clear()
+        self.unclaimed.clear()
+
+    def resets(self) -> bool:
+        """Let go of the node that it played; False where that does not work, and the process is of no more use."""
+        self.order("reset")
+        deadline = time.monotonic() + 10.0
+        with suppress(queue.Empty, EOFError):
+            while self._next(max(deadline - time.monotonic(), 0.001))["event"] != "reset":
+                pass
+            return True
+        return False
+
+    def ask(self, do: str, answer: str, **arguments: Any) -> Event:
+        self.order(do, **arguments)
+        return self.expect(answer)
+
+    def join(self) -> None:
+        self.order("join")
+
+    def placed(self, **wanted: Any) -> Event:
+        return self.expect("placed", **wanted)
+
+    def changed(self) -> Event:
+        return self.expect("changed")
+
+    def failed(self, kind: str) -> str:
+        """Wait for this type of error; its text."""
+        return str(self.expect("error", type=kind)["text"])
+
+    def waiting(self) -> int:
+        return int(self.ask("waiting", "waiting")["count"])
+
+    def is_closed(self) -> bool:
+        return bool(self.ask("closed", "closed")["closed"])
+
+
+class Troupe:
+    """The processes of a whole session, by what they have imported and which clock they have."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[Flavour, list[Player]] = defaultdict(list)
+        self._all: list[Player] = []
+
+    def players(self, names: Sequence[str], flavour: Flavour) -> list[Player]:
+        idle = self._idle[flavour]
+        chosen = [idle.pop() if idle else self._start(flavour) for _ in names]
+        # Whoever is killed is missed by the next test: others come in time, for torch takes seconds to import.
+        while len(idle) < (RESERVE if "--skew" not in flavour else 0):
+            idle.insert(0, self._start(flavour))
+        for player, name in zip(chosen, names, strict=True):
+            player.start_over(name)
+        return chosen
+
+    def _start(self, flavour: Flavour) -> Player:
+        self._all.append(Player(flavour))
+        return self._all[-1]
+
+    def give_back(self, player: Player) -> None:
+        if player.process.poll() is None:
+            player.resume()
+            if player.resets():
+                self._idle[player.flavour].append(player)
+            else:
+                player.kill()
+
+    def end(self) -> None:
+        for player in self._all:
+            player.kill()
+
+
+class Scene:
+    """What a test is given."""
+
+    def __init__(self, name: str, kind: Kind, medium: Medium, troupe: Troupe) -> None:
+        self.name, self.kind, self.medium = name, kind, medium
+        self.run = f"run-{next(_runs)}"
+        self._troupe = troupe
+        self._players: list[Player] = []
+
+    def nodes(
+        self, *names: str, nodes: str | int = 2, run: str = "", skew_s: float = 0.0, **given: Any
+    ) -> list[Player]:
+        """Processes with a handler each, that have not joined yet."""
+        flavour: Flavour = () if self.kind.with_torch else ("--without-torch",)
+        if skew_s:
+            flavour = (*flavour, "--skew", str(skew_s))
+        players = self._troupe.players(names, flavour)
+        self._players += players
+        for player in players:
+            options = {**self.kind.options, "node_name": player.name, **given}
+            player.order(
+                "open",
+                backend=self.kind.backend,
+                endpoint=self.medium.endpoint,
+                run=f"{self.run}{run}",
+                nodes=str(nodes),
+                options=options,
+            )
+        for player in players:
+            player.expect("opened")
+        return players
+
+    def world(self, *names: str, nodes: str | int = 2, run: str = "", **given: Any) -> list[Player]:
+        """Nodes that have formed a world, by rank."""
+        made = self.nodes(*names, nodes=nodes, run=run, **given)
+        return self.meet(*made)
+
+    def meet(self, *players: Player) -> list[Player]:
+        """Let them join; they come by rank, and are in one world that is theirs alone."""
+        for player in players:
+            player.join()
+        return ranked(players)
+
+    def away(self) -> AbstractContextManager[None]:
+        return self.medium.away()
+
+    def end(self) -> None:
+        for player in self._players:
+            self._troupe.give_back(player)
+
+
+def ranked(players: Sequence[Player], size: int | None = None) -> list[Player]:
+    """The players by rank, once all are placed in one world of this size; by default, in a world of theirs alone."""
+    places = {player.name: player.placed() for player in players}
+    assert len({place["fence"] for place in places.values()}) == 1, places
+    assert {place["size"] for place in places.values()} == {size or len(players)}, places
+    assert len({place["rank"] for place in places.values()}) == len(players), places
+    return sorted(players, key=lambda player: int(places[player.name]["rank"]))

@@ -1,0 +1,325 @@
+"""What a rendezvous does, on every backend (rules 1 to 14); `kinds.py` says what a backend really cannot do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.kinds import END, START, TIMEOUT_S, table
+from tests.conformance.scene import Player, Scene, ranked
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+
+
+def test_nodes_form_one_world_with_one_store(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes=3)
+    a.ask("set", "stored", key="greeting", value="hello")
+    for node in (b, c):
+        assert node.ask("get", "value", key="greeting")["value"] == "hello"
+    assert [node.waiting() for node in (a, b, c)] == [0, 0, 0]
+
+
+def test_a_world_is_sealed_at_once_when_max_are_here(scene: Scene) -> None:
+    nodes = scene.nodes("a", "b", nodes="1:2", last_call_timeout=30)
+    began = time.monotonic()
+    scene.meet(*nodes)
+    assert time.monotonic() - began < 15
+
+
+def test_a_last_call_ends_with_fewer_than_max(scene: Scene) -> None:
+    nodes = scene.nodes("a", "b", nodes="2:4", last_call_timeout=1)
+    began = time.monotonic()
+    scene.meet(*nodes)
+    assert time.monotonic() - began >= 0.9
+
+
+def test_a_late_node_is_announced_and_let_in(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes="2:3", last_call_timeout=0.5)
+    (late,) = scene.nodes("late", nodes="2:3")
+    late.join()
+    for node in (a, b):
+        assert node.changed()["count"] == 1
+        node.join()
+    assert ranked([a, b, late]) == [a, b, late]
+
+
+def test_a_surplus_node_stands_by_and_ends_well_with_the_run(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    (spare,) = scene.nodes("spare", nodes=2, join_timeout=0.5)
+    spare.join()
+    # It outlives its own join time-out, and nobody is disturbed.
+    assert a.ask("bide", "bided", seconds=1.0)["count"] == 0
+    for node in (a, b):
+        node.order("finish")
+    for node in (a, b):
+        assert node.expect("left")["done"]
+    spare.failed("RendezvousGracefulExitError")
+
+
+def test_a_spare_takes_the_place_of_a_lost_member(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    (spare,) = scene.nodes("spare", nodes=2)
+    spare.join()
+    b.kill()
+    a.changed()
+    a.join()
+    assert ranked([a, spare]) == [a, spare]
+
+
+def test_a_loss_is_told_and_the_survivors_regroup(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes="2:3")
+    b.kill()
+    for node in (a, c):
+        assert node.changed()["count"] >= 1
+        node.join()
+    assert ranked([a, c]) == [a, c]
+    assert not a.is_closed()
+
+
+def test_too_few_survivors_wait_for_a_replacement(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    b.kill()
+    a.changed()
+    a.join()
+    (fresh,) = scene.nodes("fresh", nodes=2)
+    fresh.join()
+    assert ranked([a, fresh]) == [a, fresh]
+
+
+def test_a_node_that_withdraws_breaks_the_world(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes="2:3")
+    assert c.ask("withdraw", "left")["done"]
+    for node in (a, b):
+        node.changed()
+        node.join()
+    ranked([a, b])
+
+
+def test_a_member_that_joins_again_calls_all_of_them(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    b.ask("set", "stored", key="seen", value="in round 1")
+    b.join()
+    a.changed()
+    a.join()
+    assert ranked([a, b]) == [a, b]
+    assert not a.ask("check", "checked", key="seen")["there"]
+
+
+def test_an_early_finisher_does_not_break_the_world(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes=3)
+    assert c.ask("finish", "left")["done"]
+    c.kill()
+    assert a.ask("bide", "bided", seconds=TIMEOUT_S + 0.5)["count"] == 0
+    for node in (a, b):
+        node.order("finish")
+    for node in (a, b):
+        assert node.expect("left")["done"]
+
+
+def test_a_run_that_all_have_finished_is_closed(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    assert not a.is_closed()
+    for node in (a, b):
+        node.order("finish")
+    for node in (a, b):
+        assert node.expect("left")["done"]
+    assert a.is_closed()
+
+
+def test_a_closed_run_is_closed_for_everybody(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    b.ask("close", "closing")
+    assert b.is_closed()
+    b.join()
+    assert f"run {scene.run!r} is closed as failed" in b.failed("RendezvousClosedError")
+    while not a.is_closed():
+        pass
+    assert a.waiting() == 0
+    (fresh,) = scene.nodes("fresh", nodes=2)
+    fresh.join()
+    assert f"run {scene.run!r} is closed as failed" in fresh.failed("RendezvousClosedError")
+
+
+def test_who_waits_is_told_that_the_run_was_closed(scene: Scene) -> None:
+    waiting, other = scene.nodes("waiting", "other", nodes=3)
+    waiting.join()
+    other.join()
+    assert waiting.ask("bide", "bided", seconds=0.3)["count"] == 0
+    other.order("close")
+    for node in (waiting, other):
+        node.failed("RendezvousClosedError")
+
+
+def test_a_time_out_says_who_is_here_and_what_is_awaited(scene: Scene) -> None:
+    (a,) = scene.nodes("a", nodes=3)
+    (b,) = scene.nodes("b", nodes=3, join_timeout=1.5)
+    a.join()
+    b.join()
+    text = b.failed("RendezvousTimeoutError")
+    assert f"run {scene.run!r}" in text
+    assert "2 of at least 3 nodes are here" in text
+    assert "1 more must come" in text
+
+
+def test_a_node_with_other_bounds_is_refused_with_both_shown(scene: Scene) -> None:
+    (a,) = scene.nodes("a", nodes=2)
+    a.join()
+    (odd,) = scene.nodes("odd", nodes="2:4")
+    assert a.ask("bide", "bided", seconds=0.3)["count"] == 0
+    odd.join()
+    text = odd.failed("RendezvousError")
+    assert f"odd asks for 2:4 nodes, but run {scene.run!r} was founded for 2 nodes" in text
+
+
+def test_runs_of_one_medium_do_not_know_of_each_other(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2, run="-ours")
+    c, d = scene.world("c", "d", nodes=2, run="-theirs")
+    c.ask("close", "closing")
+    assert a.ask("bide", "bided", seconds=0.3)["count"] == 0
+    assert not b.is_closed()
+    assert d.is_closed()
+
+
+def test_a_run_id_is_used_again_after_success(scene: Scene) -> None:
+    for names in (("a", "b"), ("c", "d")):
+        nodes = scene.world(*names, nodes=2)
+        assert not nodes[0].ask("check", "checked", key="seen")["there"]
+        nodes[0].ask("set", "stored", key="seen", value="yes")
+        for node in nodes:
+            node.order("finish")
+        for node in nodes:
+            assert node.expect("left")["done"]
+
+
+def test_a_run_id_is_used_again_when_all_nodes_were_killed(scene: Scene) -> None:
+    old = scene.world("a", "b", nodes=2)
+    for node in old:
+        node.kill()
+    scene.world("c", "d", nodes=2)
+
+
+def test_clocks_that_differ_change_nothing(scene: Scene) -> None:
+    (a,) = scene.nodes("a", nodes="2:3", last_call_timeout=1)
+    (b,) = scene.nodes("b", nodes="2:3", last_call_timeout=1, skew_s=20)
+    a, b = scene.meet(a, b)
+    assert a.ask("bide", "bided", seconds=TIMEOUT_S + 0.5)["count"] == 0
+    assert b.waiting() == 0
+
+
+def test_a_paused_node_learns_that_it_is_out_and_comes_back(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes="2:3")
+    b.pause()
+    for node in (a, c):
+        node.changed()
+        node.join()
+    assert ranked([a, c]) == [a, c]
+    b.resume()
+    b.changed()
+    b.join()
+    for node in (a, c):
+        node.changed()
+        node.join()
+    assert ranked([a, c, b])[:2] == [a, c]
+
+
+def test_a_short_pause_is_no_loss(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    b.pause()
+    assert a.ask("bide", "bided", seconds=TIMEOUT_S / 3)["count"] == 0
+    b.resume()
+    assert a.ask("bide", "bided", seconds=TIMEOUT_S + 0.5)["count"] == 0
+    assert b.waiting() == 0
+
+
+def _comes_back(scene: Scene, away_s: float) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes="2:3")
+    with scene.away():
+        assert a.ask("bide", "bided", seconds=away_s)["count"] == 0
+    for node in (a, b, c):
+        node.order("bide", seconds=TIMEOUT_S + 0.5)
+    for node in (a, b, c):
+        assert node.expect("bided")["count"] == 0
+    # And the run goes on: a loss is noticed.
+    c.kill()
+    for node in (a, b):
+        node.changed()
+        node.join()
+    ranked([a, b])
+
+
+def test_a_medium_that_is_away_and_comes_back_costs_nobody_its_place(scene: Scene) -> None:
+    _comes_back(scene, TIMEOUT_S + 1.0)
+
+
+@pytest.mark.soak
+def test_a_medium_that_is_away_for_twenty_seconds_costs_nobody_its_place(scene: Scene) -> None:
+    _comes_back(scene, 20.0)
+
+
+def _meet_without(scene: Scene, *nodes: Player) -> None:
+    """They form a world; one that was sealed with a dead node, because nobody could know, breaks and is sealed anew."""
+    for node in nodes:
+        node.join()
+    places = [node.placed() for node in nodes]
+    if places[0]["size"] > len(nodes):
+        for node in nodes:
+            node.changed()
+        scene.meet(*nodes)
+
+
+def test_a_node_that_dies_before_it_joins_is_not_missed(scene: Scene) -> None:
+    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:3", last_call_timeout=0.5)
+    victim.kill()
+    scene.meet(a, b)
+
+
+def test_a_node_that_dies_while_it_waits_holds_nobody_up(scene: Scene) -> None:
+    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:3", last_call_timeout=0.5)
+    victim.join()
+    assert victim.ask("bide", "bided", seconds=0.3)["count"] == 0
+    victim.kill()
+    _meet_without(scene, a, b)
+
+
+def test_a_node_that_dies_in_the_last_call_is_not_in_the_world(scene: Scene) -> None:
+    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:4", last_call_timeout=TIMEOUT_S + 1.5)
+    for node in (victim, a, b):
+        node.join()
+    assert victim.ask("bide", "bided", seconds=0.3)["count"] == 0
+    victim.kill()
+    ranked([a, b])
+
+
+def test_a_node_that_dies_while_all_regroup_holds_nobody_up(scene: Scene) -> None:
+    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:3")
+    scene.meet(victim, a, b)
+    victim.join()
+    for node in (a, b):
+        node.changed()
+    victim.kill()
+    _meet_without(scene, a, b)
+
+
+def test_a_run_stays_closed_when_who_closed_it_dies(scene: Scene) -> None:
+    victim, a = scene.nodes("victim", "a", nodes=2)
+    scene.meet(victim, a)
+    victim.ask("close", "closing")
+    victim.kill()
+    while not a.is_closed():
+        pass
+    a.join()
+    a.failed("RendezvousClosedError")
+
+
+def test_the_page_shows_what_a_backend_cannot_do(rewrite: bool) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, start, rest = text.partition(START)
+    inside, end, after = rest.partition(END)
+    assert start, "the page has a place for the table"
+    assert end, "and the place has an end"
+    if rewrite:
+        PAGE.write_text(f"{before}{table()}{after}", encoding="utf-8")
+        return
+    assert table() == f"{START}{inside}{END}", "run this test with --rewrite"
