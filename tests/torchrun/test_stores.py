@@ -59,13 +59,15 @@ def test_it_is_a_store_of_torchs_with_the_whole_contract(pair: Pair) -> None:
     a.multi_set(["x", "y"], ["1", b"2"])
     assert b.multi_get(["x", "y"]) == [b"1", b"2"]
     b.append("x", "0")
-    assert a.get("x") == b"10"
+    assert b.get("x") == b"10"
     assert a.delete_key("x")
     assert sorted(a.list_keys()) == ["k", "n", "y"]
     assert a.num_keys() >= 3
     a.queue_push("q", "first")
-    assert b.queue_len("q") == 1
+    assert a.queue_len("q") == 1
     assert b.queue_pop("q") == b"first"
+    with pytest.raises(DistStoreError, match="the queue 'q' is empty"):
+        b.queue_pop("q", False)
     assert a.has_extended_api()
     a.set_timeout(timedelta(seconds=1))
     assert a.timeout == timedelta(seconds=1)

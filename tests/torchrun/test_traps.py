@@ -6,6 +6,7 @@ The member that dies is a bare node, which takes part in the rendezvous and then
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_who_has_finished_is_let_go_when_the_others_regroup(job: Job, bare: Node
     busy.expect("started", world_size=1, restarts=0)
     job.stop_file.touch()
     assert busy.exit_code() == 0
+
+
+def test_an_agent_that_is_stopped_in_the_exit_barrier_ends_at_once(job: Job, bare: Node) -> None:
+    """torch raises an exception of its own out of the wait then, and it is to arrive as what it is."""
+    (agent,) = job.start("a", "2", script=(WORKER,))
+    join(bare, job, "2", rank=0)
+    bare.placed()
+    bare.ask("set", "stored", key="torchelastic/assigned_ranks/1", value="[1, 2, 1, 2]")
+    agent.expect("done")
+    bare.ask("get", "value", key="torchelastic/agent/terminal_state/num_members")
+    agent.send(signal.SIGTERM)
+    assert agent.exit_code(30.0) == 1
+    errors = agent.errors()
+    assert "SignalException" in errors
+    assert "DistNetworkError" not in errors
 
 
 def test_a_newcomer_does_not_disturb_those_who_are_finishing(job: Job) -> None:

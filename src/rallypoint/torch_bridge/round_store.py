@@ -14,12 +14,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from torch import distributed
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from rallypoint.errors import RendezvousClosedError
 from rallypoint.torch_bridge.errors import in_torch_words
 
 T = TypeVar("T")
+
+# Older versions of torch have no name for this.
+QueueEmptyError: Any = getattr(distributed, "QueueEmptyError", DistStoreError)
 
 # What torch's agent calls its keys.
 ROLE_OF = "torchelastic/role_info/"
@@ -41,6 +45,8 @@ class World(Protocol):
 
     rank: int
     size: int
+    # What the calls of its store raise where that cannot be reached; all else is none of this module's business.
+    failures: tuple[type[Exception], ...]
 
     def connect(self, timeout: timedelta) -> Any:
         """A store with the round's keys.  When the world is over, its calls fail, also those that wait."""
@@ -111,10 +117,12 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
         at_exit = bool(keys) and all(key.startswith(EXIT_BARRIER) for key in keys)
         when_over, verdict_s = (self._at_exit, 0.0) if at_exit else (self._refuse, VERDICT_S)
         self._do(lambda store: store.wait(list(keys), patience), when_over, verdict_s)
-        if LEFT_BARRIER in keys and not self._world.is_over():
-            at_last = self._do(lambda store: bytes(store.get(LEFT_BARRIER)), lambda: b"", 0.0)
-            if at_last == REGROUPED:
-                self._world.superseded()
+        if LEFT_BARRIER in keys and self._world.rank == 0 and self._left_by() == REGROUPED:
+            self._world.superseded()
+
+    def _left_by(self) -> bytes:
+        """What was put there to end the exit barrier; the host of the store, which stays for the others, can ask."""
+        return self._do(lambda store: bytes(store.get(LEFT_BARRIER)), lambda: b"", 0.0)
 
     # The rest of the contract -----------------------------------------------------------------------------------------
 
@@ -148,6 +156,8 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take something out of a queue."""
+        if not block and not self.queue_len(key):
+            raise QueueEmptyError(f"the queue {key!r} is empty")
         return self._do(lambda store: bytes(store.queue_pop(key, block)), self._refuse)
 
     def queue_len(self, key: str) -> int:
@@ -193,7 +203,7 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
             except TimeoutError as exc:
                 if not self._world.is_over():
                     raise DistStoreError(str(exc)) from exc
-            except Exception as exc:
+            except self._world.failures as exc:
                 if not self._world.is_over(verdict_s):
                     raise DistNetworkError(f"{exc} (the world still stands)") from exc
         return when_over()

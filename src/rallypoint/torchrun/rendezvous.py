@@ -72,6 +72,8 @@ class AgentRendezvous:
 class AgentRound:
     """A place in a sealed world, and its store."""
 
+    failures: tuple[type[Exception], ...] = (StoreError,)
+
     def __init__(self, member: Member, placed: Placed) -> None:
         self._member = member
         self._placed = placed
