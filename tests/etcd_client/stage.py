@@ -1,0 +1,124 @@
+"""What the tests of the client stand on: real etcd with any options, etcdctl, a proxy that loses answers, patience."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rallypoint.etcd_client import EtcdClient
+from tests.etcd.servers import HOST, Certificates, Cluster, binary
+
+SOON_S = 30.0
+
+
+@contextmanager
+def etcd(version: str = "3.5", size: int = 1, *options: str, tls: bool = False) -> Iterator[Cluster]:
+    """A cluster of one's own, with any options of etcd's."""
+    with tempfile.TemporaryDirectory(prefix="etcd-test-") as place:
+        cluster = Cluster(Path(place), version, size, Certificates(Path(place)) if tls else None, v2=False)
+        for member in cluster.members:
+            member.command += options
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.kill()
+
+
+def etcdctl(cluster: Cluster, *arguments: str, user: str | None = None) -> str:
+    """etcd's own tool, as a second opinion and for what the client does not do."""
+    program = str(Path(binary("3.5")).with_name("etcdctl"))
+    command = [program, f"--endpoints={cluster.endpoints}", *([f"--user={user}"] if user else []), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"ETCDCTL_API": "3"}, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def enable_users(cluster: Cluster) -> None:
+    """A root with the password `secret`, and `alice`, who may use keys under `alice/` only."""
+    etcdctl(cluster, "user", "add", "root:secret")
+    etcdctl(cluster, "user", "grant-role", "root", "root")
+    etcdctl(cluster, "user", "add", "alice:wonderland")
+    etcdctl(cluster, "role", "add", "alices")
+    etcdctl(cluster, "role", "grant-permission", "alices", "readwrite", "alice/", "--prefix=true")
+    etcdctl(cluster, "user", "grant-role", "alice", "alices")
+    etcdctl(cluster, "auth", "enable")
+
+
+def until(is_so: Callable[[], object], what: str, within_s: float = SOON_S) -> float:
+    """Wait for something to come about; how long it took."""
+    start = time.monotonic()
+    pause = threading.Event()
+    while not is_so():
+        assert time.monotonic() < start + within_s, f"it did not come about within {within_s} s: {what}"
+        pause.wait(0.02)
+    return time.monotonic() - start
+
+
+def fresh() -> str:
+    """A prefix that nobody else uses."""
+    return f"{uuid.uuid4().hex}/"
+
+
+def user_of(cluster: Cluster, timeout_s: float = SOON_S) -> EtcdClient:
+    """A client of all members, which begins with the first."""
+    return EtcdClient(cluster.endpoints, timeout_s=timeout_s, spread=False)
+
+
+class Proxy:
+    """A way to a member on which requests arrive and, if told so, answers get lost."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.loses_answers = False
+        self._listener = socket.create_server((HOST, 0))
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"{HOST}:{self._listener.getsockname()[1]}"
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection((HOST, self.port))
+                self._sockets += [near, far]
+                threading.Thread(target=self._carry, args=(near, far, False), daemon=True).start()
+                threading.Thread(target=self._carry, args=(far, near, True), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if not (is_answer and self.loses_answers):
+                    sink.sendall(data)
+
+    def cut(self) -> None:
+        """End all connections, as a network does that fails."""
+        sockets, self._sockets = self._sockets, []
+        for connection in sockets:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+
+@contextmanager
+def proxy_to(port: int) -> Iterator[Proxy]:
+    """A proxy that ends with the block."""
+    proxy = Proxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,159 @@
+"""What is decided without a server: where to ask, what an answer means, when a lease is renewed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rallypoint.etcd_client import EtcdMissingError, EtcdRefusedError, Tls, User, compare
+from rallypoint.etcd_client.answers import Verdict, judge
+from rallypoint.etcd_client.endpoints import Rotation, Tries, parse_endpoints
+from rallypoint.etcd_client.errors import EtcdAuthError, EtcdCompactedError, EtcdLeaseLostError, EtcdNoSpaceError
+from rallypoint.etcd_client.leases import Renewal
+from rallypoint.etcd_client.transactions import prefix_end, range_of
+
+UNREACHED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+
+
+@pytest.mark.parametrize(
+    ("given", "places", "secure"),
+    [
+        ("a:2379,b:2380", ("a:2379", "b:2380"), None),
+        ("etcd://a,b , c", ("a:2379", "b:2379", "c:2379"), None),
+        ("https://a:1/,https://b:2", ("a:1", "b:2"), True),
+        (["http://10.0.0.5"], ("10.0.0.5:2379",), False),
+        ("[::1]:2379,[fe80::1%eth0]", ("[::1]:2379", "[fe80::1%eth0]:2379"), None),
+        ("a,a:2379", ("a:2379",), None),
+    ],
+)
+def test_endpoints_are_read(given: str | list[str], places: tuple[str, ...], secure: bool | None) -> None:
+    assert parse_endpoints(given) == (places, secure)
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "a:", "a:b", "::1", "ftp://a:1", "a:99999", "http://a,https://b", "a b:1", "u@a:1"]
+)
+def test_what_is_no_endpoint_is_refused_in_words(bad: str) -> None:
+    with pytest.raises(EtcdRefusedError, match=r"endpoint|mixes"):
+        parse_endpoints(bad)
+
+
+def test_who_fails_goes_to_the_end_of_the_line() -> None:
+    rotation = Rotation(["a", "b", "c"], first=1)
+    assert rotation.current == "b"
+    rotation.failed("b")
+    assert rotation.line == ["c", "a", "b"]
+    assert rotation.after({"c"}) == "a"
+    assert rotation.after({"a", "b", "c"}) == "c"
+
+
+def test_an_error_has_the_last_answer_of_each() -> None:
+    tries = Tries(["a:1", "b:1"])
+    tries.note("a:1", "nothing listens there", hopeless=True)
+    assert str(tries) == "a:1: nothing listens there; b:1: not asked"
+    assert not tries.all_hopeless
+    tries.note("b:1", "no", hopeless=True)
+    assert tries.all_hopeless
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "verdict", "words"),
+    [
+        ("UNAVAILABLE", UNREACHED + "Connection refused", Verdict.ELSEWHERE, "nothing listens there"),
+        ("UNAVAILABLE", "errors resolving x: address lookup failed", Verdict.ELSEWHERE, "name is not known"),
+        ("UNAVAILABLE", UNREACHED + "error: CERTIFICATE_VERIFY_FAILED", Verdict.HOPELESS, "ca_file"),
+        ("UNAVAILABLE", UNREACHED + "something new", Verdict.ELSEWHERE, "something new"),
+        ("UNAVAILABLE", "Socket closed", Verdict.MAYBE, "Socket closed"),
+        ("UNAVAILABLE", "etcdserver: no leader", Verdict.ELSEWHERE, "no leader"),
+        ("UNAVAILABLE", "etcdserver: leader changed", Verdict.MAYBE, "leader changed"),
+        ("UNAVAILABLE", "etcdserver: request timed out", Verdict.MAYBE, "request timed out"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Verdict.MAYBE, "no answer in time"),
+        ("UNIMPLEMENTED", "Method not found!", Verdict.HOPELESS, "not etcd"),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Verdict.LOGIN, "token"),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Verdict.LOGIN, "have changed"),
+        ("UNKNOWN", "", Verdict.MAYBE, "no details"),
+    ],
+)
+def test_a_failed_call_is_judged(code: str, details: str, verdict: Verdict, words: str) -> None:
+    judgement = judge(code, details)
+    assert judgement.verdict is verdict
+    assert words in judgement.words
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "error"),
+    [
+        ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", EtcdAuthError),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", EtcdAuthError),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", EtcdNoSpaceError),
+        ("NOT_FOUND", "etcdserver: requested lease not found", EtcdLeaseLostError),
+        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", EtcdCompactedError),
+        ("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision", EtcdRefusedError),
+    ],
+)
+def test_a_refusal_has_its_error(code: str, details: str, error: type[Exception]) -> None:
+    judgement = judge(code, details)
+    assert (judgement.verdict, judgement.error) == (Verdict.FINAL, error)
+
+
+def test_a_lease_outlives_two_members_that_do_not_answer() -> None:
+    renewal = Renewal(5, granted_at=100)
+    now = renewal.due
+    assert now == pytest.approx(100 + 5 / 3)
+    for _ in range(2):
+        renewal.sent(now)
+        now += renewal.try_s
+        renewal.failed(now)
+        now = renewal.due
+    assert now + 0.1 < renewal.until == 105
+    renewal.sent(now)
+    renewal.renewed(5)
+    assert renewal.until == now + 5
+    assert renewal.due == pytest.approx(now + 5 / 3)
+
+
+def test_a_lease_counts_from_when_it_was_asked_for_not_from_the_answer() -> None:
+    renewal = Renewal(6, granted_at=0)
+    renewal.sent(2)
+    renewal.renewed(6)  # whenever the answer came
+    assert (renewal.until, renewal.due) == (8, 4)
+
+
+def test_after_the_first_failure_there_is_a_pause() -> None:
+    renewal = Renewal(5, granted_at=0)
+    renewal.failed(10)
+    assert renewal.due == 10
+    renewal.failed(11)
+    assert renewal.due == 11.25
+
+
+@pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")])
+def test_a_prefix_ends_before_the_next_key(prefix: bytes, end: bytes) -> None:
+    assert prefix_end(prefix) == end
+
+
+def test_ranges_and_conditions_that_make_no_sense_are_refused() -> None:
+    for refused in (
+        lambda: range_of("", False, None),
+        lambda: range_of("a", True, "b"),
+        lambda: compare("a", "~", value=b"x"),
+        lambda: compare("a"),
+        lambda: compare("a", value=b"x", lease=1),
+    ):
+        with pytest.raises(EtcdRefusedError):
+            refused()  # type: ignore[no-untyped-call]
+
+
+def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(EtcdRefusedError, match="go together"):
+        Tls(cert_file="x")
+    with pytest.raises(EtcdMissingError, match=r"ca_file '/nowhere/ca' cannot be read: No such file"):
+        Tls("/nowhere/ca").read()
+    (tmp_path / "ca").write_text("nothing")
+    with pytest.raises(EtcdMissingError, match="PEM"):
+        Tls(str(tmp_path / "ca")).read()
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(User("alice", "secret"))

@@ -1,0 +1,102 @@
+"""Leases are kept alive by a thread of their own, expire without it, and only etcd's word ends them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+
+import pytest
+
+from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
+from tests.etcd.servers import Cluster
+from tests.etcd_client.stage import etcd, proxy_to, until, user_of
+
+
+def test_a_lease_is_kept_alive_and_its_keys_with_it(client: EtcdClient, prefix: str) -> None:
+    with client.grant(2) as lease:
+        assert lease.ttl_s >= 2
+        client.put(prefix, "x", lease=lease)
+        start = time.monotonic()
+        # It would be gone after two seconds, and etcd looks every half second.
+        until(lambda: time.monotonic() > start + 1.5 * lease.ttl_s + 0.5, "time passes")
+        assert client.get(prefix) is not None
+        assert client.time_to_live(lease, keys=True).keys == (prefix.encode(),)
+        assert lease.remaining_s() > 0
+        assert lease.trouble is None
+        lease.check()
+    assert client.get(prefix) is None
+
+
+def test_a_lease_that_is_not_kept_expires(client: EtcdClient, prefix: str) -> None:
+    lease = client.grant(1, keep=False)
+    client.put(prefix, "x", lease=lease)
+    until(lambda: client.get(prefix) is None, "the key expires")
+    assert client.time_to_live(lease).ttl == -1
+    with pytest.raises(EtcdLeaseLostError, match="no such lease"):
+        client.put(prefix, "x", lease=lease)
+
+
+def test_a_released_lease_expires(client: EtcdClient, prefix: str) -> None:
+    lease = client.grant(1)
+    client.put(prefix, "x", lease=lease)
+    lease.release()
+    until(lambda: client.get(prefix) is None, "the key expires")
+
+
+def test_who_loses_a_lease_hears_of_it(client: EtcdClient, server: Cluster) -> None:
+    lease = client.grant(3)
+    with user_of(server) as stranger:
+        stranger.revoke(lease.id)
+    assert lease.lost.wait(10)
+    assert lease.remaining_s() == 0
+    with pytest.raises(EtcdLeaseLostError, match="expired or was revoked"):
+        lease.check()
+    lease.revoke()
+
+
+def test_a_grant_whose_answer_was_lost_is_the_same_lease(server: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = 0x1234567
+    monkeypatch.setattr(secrets, "randbits", lambda _: chosen - 1)
+    with proxy_to(server.members[0].port) as proxy, EtcdClient(proxy.endpoint) as client, user_of(server) as other:
+        client.get("warm")
+        proxy.loses_answers = True
+
+        def lose_it() -> None:
+            until(lambda: other.time_to_live(chosen).ttl > 0, "it is granted")
+            proxy.loses_answers = False
+            proxy.cut()
+
+        loser = threading.Thread(target=lose_it)
+        loser.start()
+        lease = client.grant(60, keep=False)
+        loser.join()
+        assert (lease.id, lease.ttl_s) == (chosen, 60)
+        lease.revoke()
+
+
+def test_a_hundred_leases_need_one_thread(client: EtcdClient) -> None:
+    leases = [client.grant(2) for _ in range(100)]
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("etcd-leases") == 1
+    start = time.monotonic()
+    until(lambda: time.monotonic() > start + 4, "time passes")
+    assert not [lease for lease in leases if lease.lost.is_set() or lease.remaining_s() == 0]
+    for lease in leases:
+        lease.revoke()
+
+
+def test_an_outage_leaves_a_lease_in_doubt_and_not_lost() -> None:
+    with etcd() as cluster, user_of(cluster) as client:
+        lease = client.grant(2)
+        member = cluster.members[0]
+        member.kill()
+        until(lambda: lease.remaining_s() == 0, "doubt")
+        assert not lease.lost.is_set()
+        assert lease.trouble is not None
+        assert "nothing listens there" in lease.trouble
+        member.start()
+        # A member that starts gives all leases their whole time again.
+        until(lambda: lease.remaining_s() > 0, "renewed")
+        assert lease.trouble is None
+        assert client.time_to_live(lease).ttl > 0

@@ -1,0 +1,207 @@
+"""The book of watches, played against a model of etcd's stream by random schedules: nothing lost, repeated or reordered."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rallypoint.etcd_client.errors import EtcdAuthError, EtcdClosedError, EtcdRefusedError
+from rallypoint.etcd_client.messages import Event, KeyValue, ResponseHeader, WatchRequest, WatchResponse
+from rallypoint.etcd_client.watching import Book, Change, Effects, Gap, Phase, Watched
+
+
+def events(*revisions: int) -> tuple[Event, ...]:
+    return tuple(Event(kv=KeyValue(b"k", 1, revision, 1, str(revision).encode())) for revision in revisions)
+
+
+class Play(RuleBasedStateMachine):
+    """A server with a history and watchers that lag behind; streams that break anywhere; compactions; slow users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.revision, self.compacted = 1, 0
+        self.book = Book()
+        self.watched = [Watched(b"k", b"", 2), Watched(b"k", b"", 2)]
+        self.seen: dict[Watched, list[int]] = {watch: [] for watch in self.watched}
+        self.excused: dict[Watched, list[range]] = {watch: [] for watch in self.watched}
+        # The server's side of the present stream: watch ids and the next revision to send; what is under way to us.
+        self.watchers: dict[int, int] = {}
+        self.wire: list[WatchResponse] = []
+        self.open = False
+
+    @initialize()
+    def begin(self) -> None:
+        for watch in self.watched:
+            self.do(self.book.add(watch))
+
+    def do(self, effects: Effects) -> None:
+        for request in effects.send:
+            self.serve(request)
+        for delivery in effects.deliver:
+            what = delivery.what
+            if isinstance(what, tuple):
+                self.seen[delivery.watch] += [change.revision for change in what]
+            elif isinstance(what, Gap):
+                assert what.since < what.compacted
+            else:
+                raise AssertionError(what)
+
+    def serve(self, request: WatchRequest) -> None:
+        assert self.open
+        if request.create_request is not None:
+            create = request.create_request
+            assert create.watch_id not in self.watchers
+            self.say(watch_id=create.watch_id, created=True)
+            if create.start_revision < self.compacted:
+                self.say(watch_id=create.watch_id, canceled=True, compact_revision=self.compacted)
+            else:
+                self.watchers[create.watch_id] = create.start_revision
+        elif request.cancel_request is not None:
+            self.watchers.pop(request.cancel_request.watch_id, None)
+            self.say(watch_id=request.cancel_request.watch_id, canceled=True)
+
+    def say(self, **what: object) -> None:
+        self.wire.append(WatchResponse(ResponseHeader(revision=self.revision), **what))  # type: ignore[arg-type]
+
+    @rule(count=st.integers(1, 5))
+    def write(self, count: int) -> None:
+        self.revision += count
+
+    @rule(share=st.floats(0, 1))
+    def compact(self, share: float) -> None:
+        self.compacted = max(self.compacted, int(self.revision * share))
+        for watch_id, start in list(self.watchers.items()):
+            if start < self.compacted:
+                del self.watchers[watch_id]
+                self.say(watch_id=watch_id, canceled=True, compact_revision=self.compacted)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.watchers)
+    def send(self, data: st.DataObject) -> None:
+        watch_id = data.draw(st.sampled_from(sorted(self.watchers)))
+        start = self.watchers[watch_id]
+        stop = data.draw(st.integers(start, max(self.revision + 1, start)))
+        if stop > start:
+            self.say(watch_id=watch_id, events=events(*range(start, stop)))
+            self.watchers[watch_id] = stop
+
+    @rule()
+    def notify(self) -> None:
+        """etcd tells watchers that have everything that they have; and answers a progress request whenever it likes."""
+        for watch_id, start in self.watchers.items():
+            if start > self.revision:
+                self.say(watch_id=watch_id)
+        if self.open:
+            self.say(watch_id=-1)
+
+    @rule(count=st.integers(1, 10))
+    def receive(self, count: int) -> None:
+        for _ in range(min(count, len(self.wire))):
+            self.do(self.book.heard(self.wire.pop(0)))
+
+    @rule()
+    def breaks(self) -> None:
+        self.open = False
+        self.wire.clear()
+        self.watchers.clear()
+        self.book.broken()
+
+    @rule()
+    @precondition(lambda self: not self.open)
+    def opens(self) -> None:
+        self.open = True
+        self.do(self.book.opened())
+
+    @rule(index=st.integers(0, 1))
+    def user_is_slow(self, index: int) -> None:
+        if self.watched[index].phase in (Phase.ASKED, Phase.OPEN, Phase.WAITING):
+            self.do(self.book.full(self.watched[index]))
+
+    @rule(index=st.integers(0, 1))
+    def user_goes_on(self, index: int) -> None:
+        watch = self.watched[index]
+        if watch.phase is Phase.GAP:
+            self.excused[watch].append(range(watch.next_revision, self.revision + 1))
+            self.do(self.book.go_on(watch, self.revision + 1))
+        else:
+            self.do(self.book.go_on(watch, watch.next_revision))
+
+    @invariant()
+    def nothing_is_lost_repeated_or_reordered(self) -> None:
+        for watch, seen in self.seen.items():
+            excused = {revision for gap in self.excused[watch] for revision in gap}
+            due = [revision for revision in range(2, watch.next_revision) if revision not in excused]
+            assert seen == due, f"{seen} instead of {due}"
+
+    def teardown(self) -> None:
+        """Once all is calm, everything arrives."""
+        self.breaks()
+        self.opens()
+        for _ in range(5):
+            for index in range(2):
+                self.user_goes_on(index)
+            self.receive(len(self.wire))
+            for watch_id, start in self.watchers.items():
+                if start <= self.revision:
+                    self.say(watch_id=watch_id, events=events(*range(start, self.revision + 1)))
+                    self.watchers[watch_id] = self.revision + 1
+            self.receive(len(self.wire))
+        self.nothing_is_lost_repeated_or_reordered()
+        for watch in self.watched:
+            assert watch.next_revision == self.revision + 1
+
+
+Play.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPlay = Play.TestCase
+
+
+@pytest.fixture
+def book() -> Book:
+    book = Book()
+    book.opened()
+    return book
+
+
+def test_events_before_the_next_revision_are_dropped(book: Book) -> None:
+    watch = Watched(b"k", b"", 5)
+    book.add(watch)
+    (delivery,) = book.heard(WatchResponse(watch_id=watch.watch_id, events=events(3, 4, 5, 6))).deliver
+    assert isinstance(delivery.what, tuple)
+    assert [change.revision for change in delivery.what] == [5, 6]
+    assert isinstance(delivery.what[0], Change)
+    assert watch.next_revision == 7
+
+
+def test_a_creation_refused_without_its_number_is_matched_by_its_turn(book: Book) -> None:
+    first, second = Watched(b"a", b"", 1), Watched(b"b", b"", 1)
+    book.add(first)
+    book.add(second)
+    book.heard(WatchResponse(watch_id=first.watch_id, created=True))
+    refused = WatchResponse(watch_id=-1, created=True, canceled=True, cancel_reason="invalid range")
+    (delivery,) = book.heard(refused).deliver
+    assert delivery.watch is second
+    assert isinstance(delivery.what, EtcdRefusedError)
+    assert first.phase is Phase.OPEN
+
+
+def test_a_user_without_permission_is_told_after_one_fresh_token(book: Book) -> None:
+    watch = Watched(b"a", b"", 1)
+    book.add(watch)
+    refused = {"created": True, "canceled": True, "cancel_reason": "etcdserver: permission denied"}
+    assert book.heard(WatchResponse(watch_id=watch.watch_id, **refused)).login  # type: ignore[arg-type]
+    book.broken()
+    book.opened()
+    (delivery,) = book.heard(WatchResponse(watch_id=watch.watch_id, **refused)).deliver  # type: ignore[arg-type]
+    assert isinstance(delivery.what, EtcdAuthError)
+    assert book.watches == set()
+
+
+def test_all_watches_end_together(book: Book) -> None:
+    watches = {Watched(b"a", b"", 1), Watched(b"b", b"", 1)}
+    for watch in watches:
+        book.add(watch)
+    ended = book.end(EtcdClosedError("closed")).deliver
+    assert {delivery.watch for delivery in ended} == watches
+    assert book.opened() == Effects()
