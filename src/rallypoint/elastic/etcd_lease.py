@@ -1,0 +1,68 @@
+"""Keeping a key of etcd's alive from a thread of its own, which no error ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+
+from rallypoint.stores.base import Term
+from rallypoint.stores.errors import StoreError
+from rallypoint.stores.etcd_v2 import Keys
+
+log = logging.getLogger("rallypoint.etcd")
+
+_RETRY_S = 0.5
+
+
+class Lease:
+    """Prolongs a key at half of its time; where it is gone, `revive` is called, a method that may bring it back.
+
+    It ends by `stop()`, or when nobody holds it any more: the thread holds neither it nor the owner of that method.
+    """
+
+    def __init__(
+        self, keys: Keys, path: str, ttl_s: int, *, directory: bool = False, revive: Callable[[], object] | None = None
+    ) -> None:
+        self._stopped = threading.Event()
+        weakref.finalize(self, self._stopped.set).atexit = False
+        held = None if revive is None else weakref.WeakMethod(revive)
+        threading.Thread(
+            target=_keep, args=(self._stopped, keys, path, ttl_s, directory, held), name="etcd-lease", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """Let the key expire."""
+        self._stopped.set()
+
+
+def _keep(
+    stopped: threading.Event,
+    keys: Keys,
+    path: str,
+    ttl_s: int,
+    directory: bool,
+    held: weakref.WeakMethod[Callable[[], object]] | None,
+) -> None:
+    wait_s = ttl_s / 2
+    troubled = False
+    while not stopped.wait(wait_s):
+        try:
+            # An attempt is short: who is away for longer is asked again.
+            alive = keys.prolong(
+                path, ttl_s, Term.of(timedelta(seconds=min(ttl_s / 4, keys.patience_s))), directory=directory
+            )
+            revive = None if alive or held is None else held()
+            if revive is not None and not stopped.is_set():
+                revive()
+            del revive
+            wait_s, troubled = ttl_s / 2, False
+        except StoreError as exc:  # noqa: PERF203  # trying again is the point
+            if not troubled:
+                log.warning("%s cannot be kept alive at the moment, and is tried again: %s", path, exc)
+            wait_s, troubled = _RETRY_S, True
+        except Exception:
+            log.exception("keeping %s alive failed; it is tried again", path)
+            wait_s = _RETRY_S

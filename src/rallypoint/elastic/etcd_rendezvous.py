@@ -1,0 +1,321 @@
+"""PyTorch's older `etcd` backend, spoken to the letter, so that its nodes and ours form one world together.
+
+Unlike the other backends it does not drive the core: what happens when is the protocol's, with its limits.  A loss is
+noticed only by a node that waits, through a keep-alive key that is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from rallypoint import events
+from rallypoint.elastic import etcd_protocol as protocol
+from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.etcd_barrier import Barrier, Seat
+from rallypoint.elastic.etcd_lease import Lease
+from rallypoint.elastic.etcd_v2_client import PROTOCOL, certificates, connect, make_client, parse_endpoints
+from rallypoint.elastic.options import read_options, seconds, text
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
+from rallypoint.stores.base import Term
+from rallypoint.stores.errors import StoreError, StoreTimeoutError
+from rallypoint.stores.etcd_v2 import Keys, step_back
+from rallypoint.stores.etcd_v2_watch import wait_for_event
+
+__all__ = [
+    "EtcdRendezvous",
+    "EtcdRendezvousHandler",
+    "EtcdRendezvousRetryImmediately",
+    "EtcdRendezvousRetryableFailure",
+    "create_rdzv_handler",
+    "parameters_from_url",
+]
+
+BACKEND = "etcd"
+TIMEOUT = seconds("timeout", 600.0, "how long a rendezvous may take")
+LAST_CALL = seconds("last_call_timeout", 30.0, "how long more nodes are waited for once min are here", or_zero=True)
+PREFIX = text("etcd_prefix", "/torchelastic/p2p", "the directory of etcd's under which all runs are")
+CERT, KEY, CA_CERT = certificates("cert", "key", "cacert")
+OPTIONS = (TIMEOUT, LAST_CALL, PREFIX, PROTOCOL, CERT, KEY, CA_CERT)
+
+_LOOK_S = 2.0
+
+
+class EtcdRendezvousRetryableFailure(Exception):  # noqa: N818  # the name is PyTorch's
+    """The rendezvous did not come about, and may after a while; PyTorch's name, for those who catch it."""
+
+
+class EtcdRendezvousRetryImmediately(Exception):  # noqa: N818  # the name is PyTorch's
+    """The rendezvous did not come about, and may at once; PyTorch's name, for those who catch it."""
+
+
+class EtcdRendezvous:
+    """One node's side of the protocol, for a run whose keys are under `<prefix>/run_<run_id>`."""
+
+    def __init__(
+        self,
+        client: Any,
+        prefix: str,
+        run_id: str,
+        num_min_workers: int,
+        num_max_workers: int,
+        timeout: float,
+        last_call_timeout: float,
+    ) -> None:
+        self.client = client
+        self.run_id = run_id
+        self._timeout_s = timeout
+        self._keys = Keys.of(client)
+        self._root = f"/{prefix.strip('/')}/run_{run_id}"
+        self._barrier = Barrier(
+            self._keys, self._root, run_id, num_min_workers, num_max_workers, last_call_s=last_call_timeout
+        )
+        try:
+            self._barrier.prepare(self._patience())
+        except StoreError as exc:
+            raise _away(run_id, exc) from exc
+        self._run_lease = Lease(
+            self._keys,
+            self._root,
+            protocol.RUN_TTL_S,
+            directory=True,
+            revive=self._barrier.prepare_again,
+        )
+
+    @property
+    def seat(self) -> Seat | None:
+        """The place in the world that the last barrier led to."""
+        return self._barrier.seat
+
+    def rendezvous_barrier(self) -> tuple[str, int, int]:
+        """Wait for the next world; its version, this node's rank, and the size."""
+        return self._barrier.wait(self._timeout_s)
+
+    def get_path(self, path: str) -> str:
+        """The full path of something under the run's own directory."""
+        return f"{self._root}/{path.lstrip('/')}"
+
+    def current_state(self) -> protocol.State | None:
+        """The state as it is now, or None."""
+        try:
+            return self._barrier.state(self._patience())
+        except StoreError as exc:
+            raise _away(self.run_id, exc) from exc
+
+    def is_superseded(self) -> bool:
+        """Whether the world of the last barrier is not the run's world any more."""
+        seat, state = self._barrier.seat, self.current_state()
+        return seat is not None and (state is None or state.get("version") != seat.version)
+
+    def has_lost_a_member(self) -> bool:
+        """Whether a member of the world of the last barrier is gone; only who asks learns of it."""
+        state = self.current_state()
+        return state is not None and self._barrier.misses_somebody(state, self._patience())
+
+    def set_closed(self) -> None:
+        """Close the run for everybody, also where nobody has begun it."""
+        try:
+            self._barrier.close(self._patience())
+        except StoreError as exc:
+            raise _away(self.run_id, exc) from exc
+
+    def leave(self) -> None:
+        """Let the keep-alive key go."""
+        self._barrier.leave()
+        self._run_lease.stop()
+
+    # Extra data -----------------------------------------------------------------------------------------------------
+
+    def store_extra_data(self, rdzv_version: str, key: str, value: str) -> None:
+        """Keep something beside a version, for all its nodes."""
+        path, term, conflicts = self._extra_data(rdzv_version), self._patience(), 0
+        try:
+            while True:
+                node = self._keys.read(path, term).node
+                extra = {} if node is None else _object(node.value, path)
+                started = time.monotonic()
+                new = protocol.written({**extra, key: value})
+                before = None if node is None else node.value
+                if self._keys.swap(path, new, term, before=before).done:
+                    return
+                conflicts += 1
+                step_back(conflicts, time.monotonic() - started, term)
+        except StoreError as exc:
+            raise _away(self.run_id, exc) from exc
+
+    def load_extra_data(self, rdzv_version: str, key: str, timeout: timedelta | float | None = None) -> Any:
+        """Wait until somebody has kept something under this key; RendezvousTimeoutError where nobody does in time."""
+        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        term = Term.of(timedelta.max if limit_s is None else timedelta(seconds=limit_s))
+        path = self._extra_data(rdzv_version)
+        try:
+            while True:
+                answer = self._keys.read(path, self._patience())
+                extra = {} if answer.node is None else _object(answer.node.value, path)
+                if key in extra:
+                    return extra[key]
+                if term.left_s() <= 0:
+                    raise RendezvousTimeoutError(
+                        f"nobody has stored {key!r} for version {rdzv_version} of run {self.run_id!r} within "
+                        f"{term.timeout_s:g} s"
+                    )
+                wait_for_event(self._keys, [(path, False)], answer.at, term.left_s())
+        except StoreError as exc:
+            raise _away(self.run_id, exc) from exc
+
+    def setup_kv_store(self, rdzv_version: str) -> Any:
+        """The store of a version."""
+        from rallypoint.elastic.etcd_store import EtcdStore  # brings torch, where that is installed
+
+        path = self.get_path(f"/rdzv/v_{rdzv_version}/kv")
+        try:
+            self._keys.make_directory(path, self._patience())
+        except StoreError as exc:
+            raise _away(self.run_id, exc) from exc
+        return EtcdStore(self.client, path)
+
+    def _extra_data(self, version: str) -> str:
+        return self.get_path(f"/rdzv/v_{version}/extra_data")
+
+    def _patience(self) -> Term:
+        return Term.of(timedelta(seconds=self._keys.patience_s))
+
+
+class EtcdRendezvousHandler(RendezvousHandler):
+    """A node's membership by the older protocol."""
+
+    def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
+        self._rendezvous = rdzv_impl
+        self._local_addr = local_addr
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a place in the next world."""
+        while True:
+            version, rank, size = self._rendezvous.rendezvous_barrier()
+            store = self._rendezvous.setup_kv_store(version)
+            info = self._meet(rank, store)
+            if info is not None:
+                events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
+                return RendezvousInfo(store, rank, size, info)
+
+    def is_closed(self) -> bool:
+        """Whether the run is closed; where there is no state, it is not."""
+        state = self._rendezvous.current_state()
+        return state is not None and state["status"] == protocol.CLOSED
+
+    def set_closed(self) -> None:
+        """Close the run for everybody."""
+        self._rendezvous.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """How many wait for the next version; at least 1 where this node's own was given up by those who waited."""
+        state = self._rendezvous.current_state()
+        if state is not None and state["status"] == protocol.CLOSED:
+            return 0
+        seat = self._rendezvous.seat
+        if seat is not None and (state is None or state.get("version") != seat.version):
+            return 1
+        return int(state["num_workers_waiting"]) if state is not None and state["status"] == protocol.FINAL else 0
+
+    def get_run_id(self) -> str:
+        """The run's name."""
+        return self._rendezvous.run_id
+
+    def shutdown(self) -> bool:
+        """Close the run, as PyTorch's does; whether that went well."""
+        self._rendezvous.leave()
+        try:
+            self.set_closed()
+        except (RendezvousConnectionError, RendezvousStateError) as exc:
+            events.record("closing failed", self.get_run_id(), str(exc))
+            return False
+        return True
+
+    def _meet(self, rank: int, store: Any) -> RendezvousStoreInfo | None:
+        """Where rank 0 says that the workers meet; None where it died before it could say so."""
+        patience: timedelta = store.timeout
+        store.set_timeout(timedelta(seconds=_LOOK_S))
+        deadline = time.monotonic() + patience.total_seconds()
+        try:
+            while True:
+                try:
+                    return RendezvousStoreInfo.build(rank, store, self._local_addr)
+                except StoreTimeoutError:  # noqa: PERF203  # trying again is the point
+                    if time.monotonic() > deadline:
+                        raise
+                    if self._rendezvous.is_superseded() or self._rendezvous.has_lost_a_member():
+                        return None
+        finally:
+            store.set_timeout(patience)
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The creator of the backend `etcd`.
+
+    The endpoint is a host and port, several with commas between them, or a URL as `parameters_from_url` reads it.
+    """
+    if "://" in (params.endpoint or ""):
+        params = parameters_from_url(params.endpoint, params)
+    try:
+        options = read_options(BACKEND, params.config, OPTIONS)
+        client = make_client(
+            parse_endpoints(params.endpoint),
+            protocol=options[PROTOCOL],
+            cert=options[CERT],
+            key=options[KEY],
+            ca=options[CA_CERT],
+        )
+        connect(client, options[TIMEOUT], f"etcd at {params.endpoint or 'localhost'}")
+        rendezvous = EtcdRendezvous(
+            client,
+            options[PREFIX],
+            params.run_id,
+            params.min_nodes,
+            params.max_nodes,
+            options[TIMEOUT],
+            options[LAST_CALL],
+        )
+    except Exception as exc:
+        events.record("backend failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
+        raise
+    return EtcdRendezvousHandler(rendezvous, params.local_addr)
+
+
+def parameters_from_url(url: str, params: RendezvousParameters | None = None) -> RendezvousParameters:
+    """Read `etcd://host:port/job?min_workers=1&max_workers=3&timeout=…`, over what `params` say where it says nothing."""
+    parts = urlsplit(url)
+    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    run_id = parts.path.strip("/") or (params.run_id if params is not None else "")
+    if parts.scheme != "etcd" or not run_id:
+        raise ValueError(
+            f"The URL {url!r} does not name a run on etcd: write etcd://host:port/run?min_workers=1&max_workers=3."
+        )
+    try:
+        min_nodes = int(options.pop("min_workers", params.min_nodes if params is not None else 1))
+        max_nodes = int(options.pop("max_workers", params.max_nodes if params is not None else min_nodes))
+    except ValueError as exc:
+        raise ValueError(f"The URL {url!r} has a number of workers that is none: {exc}.") from None
+    given = {} if params is None else params.config
+    local_addr = None if params is None else params.local_addr
+    return RendezvousParameters(BACKEND, parts.netloc, run_id, min_nodes, max_nodes, local_addr, **{**given, **options})
+
+
+def _object(text_: str, path: str) -> dict[str, Any]:
+    try:
+        extra = json.loads(text_)
+    except ValueError as exc:
+        raise RendezvousStateError(f"{path} should hold a JSON object, and begins with {text_[:60]!r}") from exc
+    if not isinstance(extra, dict):
+        raise RendezvousStateError(f"{path} should hold a JSON object, and holds {text_[:60]!r}")
+    return extra
+
+
+def _away(run_id: str, exc: StoreError) -> RendezvousConnectionError:
+    return RendezvousConnectionError(f"the keys of run {run_id!r} cannot be used: {exc}")

@@ -1,0 +1,72 @@
+"""Nodes of torch's own `etcd` backend and of ours form one world together, in every role of the protocol."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+
+import pytest
+
+from tests.etcd.nodes import Crowd, NodeProcess, crowd
+from tests.etcd.servers import Cluster, wait_until
+
+OTHER = {"torch": "ours", "ours": "torch"}
+
+# Who creates the version and is the last to confirm; who joins as rank min-1 and keeps the last call; who comes late;
+# who is killed in the end.  The first two have each library in each role.
+MIXED = [("torch", "ours", "torch", "keeper"), ("ours", "torch", "ours", "keeper")]
+FURTHER = [
+    roles
+    for roles in itertools.product(OTHER, OTHER, OTHER, ("creator", "keeper", "late"))
+    if roles not in MIXED and len(set(roles[:3])) == 2
+]
+
+
+@pytest.mark.parametrize("roles", MIXED, ids="-".join)
+def test_one_world_of_both(one_etcd: Cluster, name: str, roles: tuple[str, str, str, str]) -> None:
+    live(one_etcd, name, *roles)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("roles", FURTHER, ids="-".join)
+def test_one_world_of_both_in_all_other_ways(one_etcd: Cluster, name: str, roles: tuple[str, str, str, str]) -> None:
+    live(one_etcd, name, *roles)
+
+
+def live(etcd: Cluster, run_id: str, creator: str, keeper: str, late: str, killed: str) -> None:
+    """A world of two, of three after a late joiner, and of three again after one was killed and another came."""
+    with crowd(etcd.endpoint, run_id, 2, 3) as nodes:
+        a, b = form_of_two(nodes, creator, keeper)
+        c = nodes.start(late, "C")
+        members = [a, b, c]
+        meet(members)
+        lost = members.pop(["creator", "keeper", "late"].index(killed))
+        lost.kill()
+        d = nodes.start(OTHER[lost.library], "D")
+        meet([*members, d])
+        a_survivor = members[0]
+        assert a_survivor.end() == {"shut down": True}
+        wait_until(lambda: (nodes.state() or {}).get("status") == "closed")
+
+
+def form_of_two(nodes: Crowd, creator: str, keeper: str) -> tuple[NodeProcess, NodeProcess]:
+    a = nodes.start(creator, "A")
+    wait_until(lambda: (nodes.state() or {}).get("participants") == [0])
+    a.signal(signal.SIGSTOP)
+    b = nodes.start(keeper, "B")
+    wait_until(lambda: len((nodes.state() or {}).get("keep_alives", ())) == 1)
+    a.signal(signal.SIGCONT)  # the last to confirm
+    worlds = meet([a, b])
+    assert [world["rank"] for world in worlds] == [0, 1]
+    return a, b
+
+
+def meet(members: list[NodeProcess]) -> list[dict[str, object]]:
+    """All of them are in one world, and share its store."""
+    worlds = [member.hear_world_of(len(members)) for member in members]
+    assert sorted(world["rank"] for world in worlds) == list(range(len(members)))
+    assert len({tuple(world["names"]) for world in worlds}) == 1
+    assert sorted(worlds[0]["names"]) == sorted(member.name for member in members)
+    assert sorted(world["counted"] for world in worlds) == list(range(1, len(members) + 1))
+    assert len({world["port"] for world in worlds}) == 1
+    return worlds
