@@ -17,7 +17,12 @@ def main() -> None:
     library, endpoint, run_id, name, least, most, last_call = sys.argv[1:]
     handler = make_handler(library, endpoint, run_id, int(least), int(most), int(last_call))
     done = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        done.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     say({"ready": name})
     while not done.is_set():
         info = handler.next_rendezvous()
@@ -40,7 +45,9 @@ def make_handler(library: str, endpoint: str, run_id: str, least: int, most: int
         from rallypoint.elastic.api import RendezvousParameters as Parameters
         from rallypoint.elastic.etcd_rendezvous import create_rdzv_handler as create
     return create(
-        Parameters("etcd", endpoint, run_id, least, most, local_addr="127.0.0.1", timeout=120, last_call_timeout=last_call)
+        Parameters(
+            "etcd", endpoint, run_id, least, most, local_addr="127.0.0.1", timeout=120, last_call_timeout=last_call
+        )
     )
 
 

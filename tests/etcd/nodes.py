@@ -21,7 +21,9 @@ SOON_S = 90.0
 class NodeProcess:
     """One node; what it prints is heard in a thread."""
 
-    def __init__(self, library: str, endpoint: str, run_id: str, name: str, least: int, most: int, last_call: int) -> None:
+    def __init__(
+        self, library: str, endpoint: str, run_id: str, name: str, least: int, most: int, last_call: int
+    ) -> None:
         self.name, self.library = name, library
         self.process = subprocess.Popen(
             [

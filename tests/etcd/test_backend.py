@@ -14,6 +14,7 @@ from rallypoint import events
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.etcd_rendezvous_backend import EtcdRendezvousBackend, create_backend, create_handler
 from rallypoint.elastic.etcd_store import EtcdStore
+from rallypoint.elastic.registry import get_rendezvous_handler
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from tests.etcd.proxy import Proxy
 from tests.etcd.servers import Cluster, shared
@@ -246,6 +247,16 @@ except ValueError as exc:
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "install rallypoint[etcd-v2]" in said
+
+
+@pytest.mark.parametrize("backend", ["etcd-v2", "etcd"])
+def test_both_are_registered(one_etcd: Cluster, name: str, backend: str) -> None:
+    handler = get_rendezvous_handler(
+        RendezvousParameters(backend, one_etcd.endpoint, name, 1, 1, local_addr="127.0.0.1")
+    )
+    assert handler.get_backend() == backend
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
 
 
 # The handler on it ----------------------------------------------------------------------------------------------------

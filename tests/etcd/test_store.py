@@ -102,6 +102,7 @@ def test_importing_the_module_imports_neither_torch_nor_python_etcd() -> None:
     program = """
 import sys
 import rallypoint.elastic.etcd_store, rallypoint.elastic.etcd_rendezvous_backend, rallypoint.elastic.etcd_server
+import rallypoint.elastic.etcd_rendezvous
 assert not {"torch", "etcd", "urllib3"} & set(sys.modules), sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -34,6 +34,8 @@ _FOR_TORCH = "rallypoint.torchrun:"
 
 _OURS = {
     "c10d": "rallypoint.elastic.c10d_rendezvous_backend:create_handler",
+    "etcd": "rallypoint.elastic.etcd_rendezvous:create_rdzv_handler",
+    "etcd-v2": "rallypoint.elastic.etcd_rendezvous_backend:create_handler",
     "static": "rallypoint.elastic.static_tcp_rendezvous:create_rdzv_handler",
     "rallypoint": "rallypoint.elastic.rallypoint_handler:create_handler",
 }
