@@ -142,7 +142,7 @@ def test_ranges_and_conditions_that_make_no_sense_are_refused() -> None:
         lambda: compare("a", value=b"x", lease=1),
     ):
         with pytest.raises(EtcdRefusedError):
-            refused()  # type: ignore[no-untyped-call]
+            refused()
 
 
 def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_transaction_does_all_or_nothing_at_one_revision(client: EtcdClient, p
 
 
 def test_of_many_guarded_writers_one_wins_each_round(client: EtcdClient, prefix: str) -> None:
-    """Thirty-two threads count to a hundred together, by compare-and-set."""
+    """Eight threads count to a hundred together, by compare-and-set."""
     client.put(prefix, "0 start")
     wins: list[int] = []
 

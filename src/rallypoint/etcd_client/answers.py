@@ -41,6 +41,7 @@ _NO_SPACE = (
     "--quota-backend-bytes"
 )
 _NOT_ETCD = "something listens there that is not etcd (port 2379 is etcd's; 2380 is for its members only)"
+_HUNG_UP = "hung up at once; perhaps it wants TLS (https://) or a client certificate"
 _PASSWORD = "etcd refuses the user's name or password"
 
 # What etcd says, by a part of its text.  The texts have been the same since 3.0.
@@ -79,13 +80,15 @@ _CONNECTING: tuple[tuple[str, Verdict, str], ...] = (
     ("UNKNOWN_CA", Verdict.HOPELESS, "it does not trust the authority of the client certificate"),
     ("create security handshaker", Verdict.HOPELESS, "the certificates given are not usable"),
     ("Tls handshake failed", Verdict.HOPELESS, "no agreement on TLS"),
+    ("Unwrap failed", Verdict.HOPELESS, "hung up after the TLS handshake; most likely it wants a client certificate"),
     ("Handshake read failed", Verdict.ELSEWHERE, "hung up during the TLS handshake; perhaps it does not speak TLS"),
     ("Expected SETTINGS frame", Verdict.HOPELESS, _NOT_ETCD),
     ("Connection refused", Verdict.ELSEWHERE, "nothing listens there (connection refused)"),
     ("No route to host", Verdict.ELSEWHERE, "no route to that host"),
     ("Network is unreachable", Verdict.ELSEWHERE, "that network is unreachable"),
-    ("Socket closed", Verdict.ELSEWHERE, "hung up at once; perhaps it wants TLS (https://)"),
-    ("Connection reset", Verdict.ELSEWHERE, "hung up at once; perhaps it wants TLS (https://)"),
+    ("Socket closed", Verdict.ELSEWHERE, _HUNG_UP),
+    ("Connection reset", Verdict.ELSEWHERE, _HUNG_UP),
+    ("timed out", Verdict.ELSEWHERE, "no answer in time"),
     ("lookup", Verdict.ELSEWHERE, "the name is not known (DNS)"),
     ("resol", Verdict.ELSEWHERE, "the name is not known (DNS)"),
 )

@@ -16,7 +16,7 @@ FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 # Only all three together notice a server that is there and silent; pings more often than every 5 s are an offence to
 # etcd.  Any other traffic takes their place.
 PING_EVERY_MS = 6000
-PING_TIMEOUT_MS = 3000
+PING_TIMEOUT_MS = 5000
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", PING_EVERY_MS),

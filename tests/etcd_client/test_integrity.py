@@ -1,0 +1,128 @@
+"""Numbered writes across kills, stops and compactions: the watch has each of them once and in order, or says what it lost.
+
+A write is guarded, so that each number is written exactly once whatever happens to answers.  The truth is the revision
+at which each was written.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rallypoint.etcd_client import Change, EtcdClient, Resync, Watch
+from tests.etcd.servers import VERSIONS, Cluster, Member
+from tests.etcd_client.stage import etcd, until
+
+
+class Listener:
+    """Takes what a watch gives, on a thread of its own."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.items: list[Change | Resync] = []
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        for item in self.watch:
+            self.items.append(item)
+
+    @property
+    def revision(self) -> int:
+        """Up to where it has heard."""
+        return self.items[-1].revision if self.items else 0
+
+
+def judge(items: list[Change | Resync], truth: dict[int, int]) -> int:
+    """Hold what was heard against what was written; how many changes had to be made up for by a new reading."""
+    heard: dict[int, int] = {}
+    last = missed = 0
+    for item in items:
+        assert item.revision > last, f"revision {item.revision} came after {last}"
+        if isinstance(item, Change):
+            number = int(item.key.rpartition(b"/")[2])
+            assert number not in heard, f"{number} was heard twice"
+            heard[number] = item.revision
+        else:
+            assert item.since is not None
+            assert item.since > last, "what was delivered is not lost"
+            state = {int(kv.key.rpartition(b"/")[2]): kv.mod_revision for kv in item.kvs}
+            made_up = {n: revision for n, revision in state.items() if n not in heard}
+            assert all(item.since <= revision <= item.revision for revision in made_up.values())
+            missed += len(made_up)
+            heard |= made_up
+        last = item.revision
+    assert heard == truth
+    assert sorted(truth, key=truth.__getitem__) == list(truth), "the writer wrote in order"
+    return missed
+
+
+def faults(cluster: Cluster, chance: random.Random, watched: Watch) -> Iterator[tuple[str, Member]]:
+    """For ever: a fault, then its end.  Every second one strikes the member that the watch is at."""
+    for turn in range(10_000):
+        stream = watched._watcher._stream
+        members = cluster.members
+        if turn % 2 == 0 and stream is not None:
+            members = [member for member in members if member.endpoint == stream.endpoint]
+        member = chance.choice(members)
+        what = ("kill", "pause")[turn // 2 % 2]
+        getattr(member, what)()
+        yield what, member
+        (member.start if what == "kill" else member.go_on)()
+        member.wait()
+        yield "calm", member
+
+
+def play(cluster: Cluster, seed: int, writes: int, a_phase: int) -> tuple[int, int]:
+    """Write so many numbers while faults come and go; how many phases there were, and how many changes were made up for."""
+    chance = random.Random(seed)
+    truth: dict[int, int] = {}
+    with (
+        EtcdClient(cluster.endpoints, timeout_s=60, spread=True) as writer,
+        EtcdClient(cluster.endpoints, timeout_s=60, spread=False) as reader,
+        reader.watch("numbered/", prefix=True) as watch,
+    ):
+        listener = Listener(watch)
+        lease = reader.grant(5)
+        phases, what, trouble = 0, "calm", faults(cluster, chance, watch)
+        for number in range(writes):
+            if number % a_phase == 0:
+                what, _ = next(trouble)
+                phases += 1
+                if what == "calm" and truth:
+                    writer.compact(chance.choice(list(truth.values())[-a_phase:]))
+            written = writer.guarded_put(f"numbered/{number}", f"{seed} {number}", mod_revision=0)
+            assert written.succeeded
+            truth[number] = written.revision
+            if what == "pause" and number % a_phase == a_phase // 2:
+                # While the watch is at a member that is stopped, what it needs next goes away.
+                writer.compact(written.revision)
+        while what != "calm":
+            what, _ = next(trouble)
+        last = max(truth.values())
+        until(lambda: listener.revision >= last, f"all is heard; {watch.trouble}", 60)
+        assert not lease.lost.is_set(), "one member away costs no lease"
+        lease.revoke()
+        missed = judge(listener.items, truth)
+    listener.thread.join()
+    assert watch.is_over
+    return phases, missed
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_numbered_writes_across_kills_stops_and_compactions(version: str) -> None:
+    with etcd(version, 3) as cluster:
+        play(cluster, seed=1, writes=400, a_phase=50)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", [11, 12])
+def test_ten_thousand_numbered_writes(version: str, seed: int) -> None:
+    with etcd(version, 3) as cluster:
+        phases, missed = play(cluster, seed, writes=10_000, a_phase=250)
+    assert phases >= 40
+    assert missed < 5000

@@ -1,0 +1,170 @@
+"""What can be wrong around etcd, and what is said: which endpoints were tried and what each answered."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rallypoint.etcd_client import EtcdClient, EtcdNoSpaceError, EtcdUnavailableError
+from tests.etcd.servers import HOST, shared
+from tests.etcd_client.stage import etcd, etcdctl, fresh, user_of
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer((HOST, 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"{HOST}:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Connections are taken, and nothing is ever said: as good as a packet filter that drops everything."""
+    with socket.create_server((HOST, 0)) as listener:
+        yield f"{HOST}:{listener.getsockname()[1]}"
+
+
+def test_a_port_that_is_not_etcd_is_named_at_once(web: str) -> None:
+    start = time.monotonic()
+    with EtcdClient(web, timeout_s=30) as client:
+        for call in (lambda: client.get("a"), lambda: client.put("a", "1"), lambda: client.watch("a")):
+            with pytest.raises(
+                EtcdUnavailableError, match=f"no answer to [A-Za-z]+. {web}: something listens there that is not"
+            ):
+                call()
+    assert time.monotonic() < start + 5
+
+
+def test_another_service_that_speaks_grpc_is_not_etcd() -> None:
+    import grpc
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port(f"{HOST}:0")
+    server.start()
+    try:
+        with EtcdClient(f"{HOST}:{port}") as client, pytest.raises(EtcdUnavailableError, match="not etcd"):
+            client.put("a", "1")
+    finally:
+        server.stop(0).wait()
+
+
+def test_every_endpoint_and_its_answer_is_in_the_error(web: str, silent: str) -> None:
+    endpoints = ["127.0.0.1:1", "no-such-host.invalid:2379", web, silent]
+    with EtcdClient(endpoints, timeout_s=2.5, spread=False) as client:
+        with pytest.raises(EtcdUnavailableError) as refusal:
+            client.get("a")
+        troubles = {health.endpoint: health.trouble for health in client.health(timeout_s=0.5)}
+    assert str(refusal.value) == (
+        f"etcd gave no answer to Range within 2.5 s. 127.0.0.1:1: nothing listens there (connection refused); "
+        f"no-such-host.invalid:2379: the name is not known (DNS); "
+        f"{web}: something listens there that is not etcd (port 2379 is etcd's; 2380 is for its members only); "
+        f"{silent}: no answer in time"
+    )
+    assert list(troubles) == endpoints
+    assert all(troubles.values())
+
+
+def test_an_unreachable_member_first_in_the_list_costs_a_moment(silent: str, web: str) -> None:
+    server, prefix = shared(), fresh()
+    for bad in (silent, "127.0.0.1:1", web, "no-such-host.invalid:2379"):
+        with EtcdClient([bad, server.endpoint], timeout_s=6, spread=False) as client:
+            start = time.monotonic()
+            client.put(prefix, "x")  # a write is not sent before somebody has answered
+            assert time.monotonic() < start + 4
+            start = time.monotonic()
+            client.get(prefix)
+            with client.watch(prefix) as watch:
+                client.put(prefix, "y")
+                assert watch.get(timeout_s=4) is not None
+            assert time.monotonic() < start + 2, "from then on the other one is asked first"
+
+
+def test_a_member_that_starts_late_is_waited_for() -> None:
+    with etcd() as cluster, user_of(cluster) as client:
+        cluster.members[0].kill()
+        threading.Timer(1, cluster.members[0].start).start()
+        client.put("a", "1")
+        assert client.get("a") is not None
+
+
+def test_a_full_database_says_what_to_do() -> None:
+    with etcd("3.5", 1, "--quota-backend-bytes", "1000000") as cluster, user_of(cluster) as client:
+
+        def fill() -> None:
+            for _ in range(100):
+                client.put("k", b"x" * 100_000)
+
+        with pytest.raises(EtcdNoSpaceError) as refusal:
+            fill()
+        for words in (
+            "quota",
+            "`etcdctl compact`",
+            "`etcdctl defrag`",
+            "`etcdctl alarm disarm`",
+            "--quota-backend-bytes",
+        ):
+            assert words in str(refusal.value)
+        (health,) = client.health()
+        assert "NOSPACE" in (health.trouble or "")
+        # Reading goes on; and what the sentence says helps.
+        found = client.get("k")
+        assert found is not None
+        client.compact(found.mod_revision)
+        etcdctl(cluster, "defrag")
+        etcdctl(cluster, "alarm", "disarm")
+        client.put("k", "small")
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_grpcio_the_extra_is_named() -> None:
+    said = run("""
+        import sys
+        sys.modules["grpc"] = None
+        from rallypoint.etcd_client import EtcdClient, EtcdMissingError
+        try:
+            EtcdClient("a:2379").get("x")
+        except EtcdMissingError as missing:
+            print(missing)
+    """)
+    assert "pip install 'rallypoint[etcd]'" in said
+    assert "grpcio" in said
+
+
+def test_neither_grpc_nor_protobuf_is_imported_before_its_time() -> None:
+    said = run(f"""
+        import sys
+        from rallypoint.etcd_client import EtcdClient
+        print("grpc" in sys.modules)
+        with EtcdClient("{shared().endpoint}") as client:
+            client.get("x")
+        print("grpc" in sys.modules, "google.protobuf" in sys.modules)
+    """)
+    assert said.split() == ["False", "True", "False"]
+
+
+def test_a_program_that_closes_nothing_ends_all_the_same() -> None:
+    said = run(f"""
+        from rallypoint.etcd_client import EtcdClient
+        client = EtcdClient("{shared().endpoint}")
+        watch, lease = client.watch("x"), client.grant(5)
+        client.put("x", "1")
+        print(watch.get(timeout_s=10).value)
+    """)
+    assert said == "b'1'\n"

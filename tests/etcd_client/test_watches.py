@@ -1,0 +1,178 @@
+"""Watches deliver what was written, in order, and go on where they were when members die, stop and forget."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.etcd_client import Change, EtcdClient, EtcdClosedError, Resync, Watch, conductor
+from tests.etcd.servers import Cluster
+from tests.etcd_client.stage import SOON_S, etcd, fresh, until, user_of
+
+
+def take(watch: Watch, count: int, within_s: float = SOON_S) -> list[Change]:
+    """So many changes."""
+    taken: list[Change] = []
+    deadline = time.monotonic() + within_s
+    while len(taken) < count:
+        item = watch.get(timeout_s=max(deadline - time.monotonic(), 0))
+        assert isinstance(item, Change), f"{item} after {len(taken)} of {count} changes; {watch.trouble}"
+        taken.append(item)
+    return taken
+
+
+def test_changes_come_in_order_with_all_that_is_known_of_them(client: EtcdClient, prefix: str) -> None:
+    with client.watch(prefix, prefix=True, previous=True) as watch:
+        client.put(prefix + "a", "1")
+        client.put(prefix + "a", "2")
+        client.put("elsewhere", "x")
+        deleted = client.delete(prefix + "a").revision
+        changes = take(watch, 3)
+        assert [(change.value, change.is_delete) for change in changes] == [(b"1", False), (b"2", False), (b"", True)]
+        assert changes[1].previous is not None
+        assert changes[1].previous.value == b"1"
+        assert changes[2].revision == deleted
+        assert watch.get(timeout_s=0.1) is None
+
+
+def test_a_watch_of_the_past_delivers_it(client: EtcdClient, prefix: str) -> None:
+    first = client.put(prefix, "0").revision
+    for number in range(1, 20):
+        client.put(prefix, str(number))
+    with client.watch(prefix, revision=first) as watch:
+        assert [change.value for change in take(watch, 20)] == [str(number).encode() for number in range(20)]
+
+
+def test_a_snapshot_and_then_what_changes(client: EtcdClient, prefix: str) -> None:
+    client.put(prefix + "a", "1")
+    with client.watch(prefix, prefix=True, snapshot=True) as watch:
+        start = watch.get()
+        assert isinstance(start, Resync)
+        assert ([kv.value for kv in start.kvs], start.since) == ([b"1"], None)
+        revision = client.put(prefix + "b", "2").revision
+        (change,) = take(watch, 1)
+        assert change.revision == revision > start.revision
+
+
+def test_watches_share_one_stream_and_its_threads(client: EtcdClient, prefix: str) -> None:
+    watches = [client.watch(f"{prefix}{number}") for number in range(100)]
+    for number in range(100):
+        client.put(f"{prefix}{number}", str(number))
+    for number, watch in enumerate(watches):
+        (change,) = take(watch, 1)
+        assert change.value == str(number).encode()
+    names = [thread.name for thread in threading.enumerate()]
+    assert (names.count("etcd-watches"), names.count("etcd-watch-reader")) == (1, 1)
+    for watch in watches:
+        watch.close()
+
+
+def test_who_waits_is_told_when_the_watch_is_closed(client: EtcdClient, prefix: str) -> None:
+    watch = client.watch(prefix)
+    threading.Timer(0.1, watch.close).start()
+    assert list(watch) == []
+    with pytest.raises(EtcdClosedError, match="the watch was closed"):
+        watch.get()
+
+
+def test_closing_the_client_ends_its_watches_and_threads() -> None:
+    with etcd() as cluster:
+        client = user_of(cluster)
+        watch = client.watch("a")
+        client.close()
+        with pytest.raises(EtcdClosedError):
+            watch.get(timeout_s=SOON_S)
+        until(
+            lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("etcd-watch")],
+            "no threads",
+        )
+
+
+def test_a_user_who_takes_nothing_costs_little_and_misses_nothing(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor, "_BACKLOG", 50)
+    with client.watch(prefix) as slow, client.watch(prefix) as quick:
+        for number in range(300):
+            client.put(prefix, str(number))
+        expected = [str(number).encode() for number in range(300)]
+        assert [change.value for change in take(quick, 300)] == expected
+        assert slow._mailbox.items.qsize() < 60
+        assert [change.value for change in take(slow, 300)] == expected
+
+
+def test_a_compaction_in_the_middle_of_a_watch_is_said_and_survived() -> None:
+    with etcd("3.4") as cluster, user_of(cluster) as client, client.watch("k/", prefix=True) as watch:
+        client.put("k/a", "1")
+        take(watch, 1)
+        missed = watch.next_revision
+        # Between two streams: the watch is cut off, and what it needs next is written and compacted.
+        with cut_off(client):
+            for number in range(5):
+                client.put("k/a", str(number))
+            client.compact(client.put("k/b", "last").revision)
+        resync = watch.get(timeout_s=SOON_S)
+        assert isinstance(resync, Resync)
+        assert [(kv.key, kv.value) for kv in resync.kvs] == [(b"k/a", b"4"), (b"k/b", b"last")]
+        assert resync.since == missed
+        client.put("k/a", "after")
+        (change,) = take(watch, 1)
+        assert change.value == b"after"
+
+
+@contextmanager
+def cut_off(client: EtcdClient) -> Iterator[None]:
+    """No watch stream while the block runs."""
+    assert client._hub is not None
+    watcher = client._hub.part(conductor.Watcher)
+    cut, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        watcher._hang_up()
+        cut.set()
+        go_on.wait(SOON_S)
+
+    watcher._inbox.put(hold)
+    assert cut.wait(SOON_S)
+    yield
+    go_on.set()
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with etcd("3.5", 3) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+def test_a_watch_goes_on_at_another_member(three: Cluster, fault: str) -> None:
+    """With SIGKILL the connection ends; with SIGSTOP nothing at all is heard, and a lease or call notices first."""
+    prefix = fresh()
+    with user_of(three) as client, client.watch(prefix, prefix=True) as watch:
+        client.put(prefix + "0", "0")
+        take(watch, 1)
+        stream = watch._watcher._stream
+        assert stream is not None
+        member = next(member for member in three.members if member.endpoint == stream.endpoint)
+        lease = client.grant(3)
+        getattr(member, fault)()
+        try:
+            others = ",".join(other.endpoint for other in three.members if other is not member)
+            with EtcdClient(others, timeout_s=SOON_S) as writer:
+                for number in range(1, 20):
+                    written = writer.guarded_put(f"{prefix}{number}", str(number), mod_revision=0)
+                    assert written.succeeded
+            assert [change.value for change in take(watch, 19, 10)] == [str(n).encode() for n in range(1, 20)]
+            assert watch._watcher._stream is not stream
+            assert not lease.lost.is_set()
+        finally:
+            if fault == "kill":
+                member.start()
+            else:
+                member.go_on()
+            member.wait()
+            lease.revoke()
