@@ -25,15 +25,19 @@ class LockedFileBackend(RendezvousBackend):
         return "locked-file"
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        with self._locked():
-            return self._read()
+        # Files are replaced as a whole, so a reader needs no lock.
+        if not self._folder.is_dir():
+            raise RendezvousConnectionError(f"the folder {self._folder} is away")
+        return self._read()
 
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
         with self._locked():
             there = self._read()
             matches = token is None if there is None else token == there[1]
             if matches:
-                self._path.write_bytes(state)
+                draft = self._path.with_suffix(".draft")
+                draft.write_bytes(state)
+                draft.replace(self._path)
                 there = self._read()
             return None if there is None else (*there, matches)
 

@@ -9,8 +9,15 @@ import pytest
 
 from tests.conformance.kinds import END, START, TIMEOUT_S, table
 from tests.conformance.scene import Player, Scene, ranked
+from tests.faults.harness import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+
+
+def until_closed(node: Player) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not node.is_closed():
+        assert time.monotonic() < deadline, "the run was never closed for it"
 
 
 def test_nodes_form_one_world_with_one_store(scene: Scene) -> None:
@@ -134,8 +141,7 @@ def test_a_closed_run_is_closed_for_everybody(scene: Scene) -> None:
     assert b.is_closed()
     b.join()
     assert f"run {scene.run!r} is closed as failed" in b.failed("RendezvousClosedError")
-    while not a.is_closed():
-        pass
+    until_closed(a)
     assert a.waiting() == 0
     (fresh,) = scene.nodes("fresh", nodes=2)
     fresh.join()
@@ -307,8 +313,7 @@ def test_a_run_stays_closed_when_who_closed_it_dies(scene: Scene) -> None:
     scene.meet(victim, a)
     victim.ask("close", "closing")
     victim.kill()
-    while not a.is_closed():
-        pass
+    until_closed(a)
     a.join()
     a.failed("RendezvousClosedError")
 

@@ -29,6 +29,9 @@ from rallypoint.document.silence import Silence, is_evicted
 TURN_S = 0.02
 LONGEST_TURN_S = 0.5
 """What is everybody's business is done by the first in line; the others give it so much time, each a little more."""
+TICKET_TURN_S = 0.005
+LONGEST_TICKET_TURN_S = 2.0
+"""Whoever announced first takes in all announcements; the others look after their own, each a little later."""
 MOST_WATCHED = 256
 
 Errand = Left | CloseAsked
@@ -327,7 +330,7 @@ class Editor:
         if self._ticket is None or self.page is None:
             return now
         before = self._ticket - self.page.folded - 1
-        return self._said_at + min(max(before, 0) * TURN_S / 4, LONGEST_TURN_S) if before >= 0 else now
+        return self._said_at + min(before * TICKET_TURN_S, LONGEST_TICKET_TURN_S) if before >= 0 else now
 
     def _edit(self, base: Run, step: Step, heard: Heard | None) -> Plan:
         desired = step.run

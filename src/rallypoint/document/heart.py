@@ -25,7 +25,7 @@ log = logging.getLogger("rallypoint.document")
 
 LONGEST_POLL_S = 0.5
 LONGEST_ASKING_POLL_S = 0.25
-LONGEST_RETRY_S = 1.0
+LONGEST_RETRY_S = 2.0
 _END_S = 5.0
 _PARKED_S = 3600.0
 _ASKING = (State.WAITING, State.SPARE)
@@ -168,7 +168,9 @@ class Heart:
         self.trouble = trouble
         self.editor.away(time.monotonic())
         self._drop_bell()
-        self._retry_s = min(max(self._retry_s * 2, 0.05), LONGEST_RETRY_S)
+        # Who pauses for longer than it is waited for would be lost with every outage.
+        longest_s = min(LONGEST_RETRY_S, self.editor.settings.heartbeat_timeout_s / 3)
+        self._retry_s = min(max(self._retry_s * 2, 0.05), longest_s)
         return self._retry_s * self._chance.uniform(0.5, 1.0)
 
     def _cycle(self) -> float:
