@@ -17,7 +17,8 @@ from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore as TorchEt
 
 from rallypoint.elastic.etcd_store import EtcdStore
 from rallypoint.stores import StoreError
-from rallypoint.stores.etcd_v2_store import LARGEST_VALUE, EtcdV2Store
+from rallypoint.stores.etcd_v2_names import LARGEST_VALUE
+from rallypoint.stores.etcd_v2_store import EtcdV2Store
 from tests.etcd.proxy import Proxy
 from tests.etcd.servers import Cluster, wait_until
 

@@ -1,17 +1,15 @@
 """A store on etcd's API v2: each key and each entry of a queue is a key of etcd's, read and watched by itself.
 
-Names and values are base64, as torch's EtcdStore writes them, so that both can share a store.  Where base64 would put a
-slash into a name, which etcd takes for a directory and torch's store loses, another alphabet and a tilde stand instead.
-Queues lie in a hidden directory beside the values.
+Names and values are written as torch's EtcdStore writes them, so that both can share a store.  Queues lie in a
+hidden directory beside the values.
 """
 
 from __future__ import annotations
 
-import binascii
 import threading
 import time
 import weakref
-from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,30 +19,33 @@ from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Term, in_64_bits, in_
 from rallypoint.stores.data import read_number
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v2 import PAST, Answer, EtcdAwayError, Keys, Node, mark, step_back, token, unmarked
-from rallypoint.stores.etcd_v2_watch import Watch, wait_for_event
-
-LARGEST_VALUE = 4 * 1024 * 1024
-"""What etcd takes in one request, with some room; its own limit is 10 MB for the whole request."""
+from rallypoint.stores.etcd_v2_names import (
+    as_file,
+    as_name,
+    as_names,
+    as_text,
+    as_value,
+    decoded,
+    of_file,
+    refuse_large,
+    shown,
+    summed,
+)
+from rallypoint.stores.etcd_v2_watch import EtcdBell, wait_for_event
 
 _LONGEST_PATH = 3500
 """etcd hangs up on a request whose first 4,096 bytes do not hold all of its address."""
 
-_ODD = "~"
 _QUEUES = "_queues"
 _CLAIM_TTL_S = 60
 _HISTORY = 900
 """How many events etcd's history of 1,000 is trusted to reach back."""
-_BELL_S = 10.0
 _MANY = 16
 """From so many keys on, one look at the whole directory is cheaper than one at each of them."""
 
 
 class EtcdStoreTimeoutError(StoreTimeoutError, LookupError):
     """Nothing came in time; torch's EtcdStore raises a LookupError then."""
-
-
-class WrongKindError(TypeError, ValueError):
-    """Neither text nor bytes; torch's EtcdStore raises a ValueError then."""
 
 
 class EtcdV2Store(Store):
@@ -66,31 +67,31 @@ class EtcdV2Store(Store):
 
     def set(self, key: str | bytes, value: bytes | str) -> None:
         path = self._path(key)
-        self._keys.write(path, b64encode(_value(value)).decode(), self._patience(), ttl_s=self._ttl_s)
+        self._keys.write(path, b64encode(as_value(value)).decode(), self._patience(), ttl_s=self._ttl_s)
         self._use(path)
 
     def get(self, key: str | bytes) -> bytes:
-        return self._await_values([_name(key)], f"get {_shown(key)}")[0]
+        return self._await_values([as_name(key)], f"get {shown(key)}")[0]
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
-        names = _names(keys)
-        return self._await_values(names, f"get {name_some([_text(name) for name in names])}")
+        names = as_names(keys)
+        return self._await_values(names, f"get {name_some([as_text(name) for name in names])}")
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[bytes | str]) -> None:
-        names = _names(keys)
+        names = as_names(keys)
         if len(names) != len(values):
             raise ValueError(f"{len(names)} keys do not go with {len(values)} values")
-        for name, value in zip(names, list(map(_value, values)), strict=True):
+        for name, value in zip(names, list(map(as_value, values)), strict=True):
             self.set(name, value)
 
     def add(self, key: str | bytes, amount: int) -> int:
         in_64_bits(amount)
-        name = _name(key)
+        name = as_name(key)
         total = 0
 
         def plus(present: bytes | None) -> bytes | None:
             nonlocal total
-            total = _sum(name, present, amount)
+            total = summed(name, present, amount)
             text = b"%d" % total
             return None if text == present else text
 
@@ -98,11 +99,11 @@ class EtcdV2Store(Store):
         return total
 
     def append(self, key: str | bytes, value: bytes | str) -> None:
-        more = _value(value)
-        self._edit(_name(key), lambda present: (present or b"") + more)
+        more = as_value(value)
+        self._edit(as_name(key), lambda present: (present or b"") + more)
 
     def compare_set(self, key: str | bytes, expected: bytes | str, desired: bytes | str) -> bytes:
-        wanted, new = _value(expected), _value(desired)
+        wanted, new = as_value(expected), as_value(desired)
 
         there = [wanted]
 
@@ -110,7 +111,7 @@ class EtcdV2Store(Store):
             there[0] = wanted if present is None else present
             return new if present == wanted or (present is None and not wanted) else None
 
-        written = self._edit(_name(key), edit)
+        written = self._edit(as_name(key), edit)
         return there[0] if written is None else written
 
     def delete_key(self, key: str | bytes) -> bool:
@@ -126,10 +127,10 @@ class EtcdV2Store(Store):
         return len(self._listing(self._patience()))
 
     def list_keys(self) -> list[str]:
-        return [_text(name) for name in self._listing(self._patience())]
+        return [as_text(name) for name in self._listing(self._patience())]
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        return not self._missing(_names(keys), self._patience())[0]
+        return not self._missing(as_names(keys), self._patience())[0]
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -140,8 +141,8 @@ class EtcdV2Store(Store):
         *,
         override_timeout: timedelta | None = None,
     ) -> None:
-        names = _names(keys)
-        asked = f"wait for {name_some([_text(name) for name in names])}"
+        names = as_names(keys)
+        asked = f"wait for {name_some([as_text(name) for name in names])}"
         term = self._term(override_timeout if timeout is None else timeout)
         missing, index = self._missing(names, self._look(term))
         since = dict.fromkeys(missing, index)
@@ -158,14 +159,14 @@ class EtcdV2Store(Store):
                 missing = missing[1:]
 
     def queue_push(self, key: str | bytes, value: bytes | str) -> None:
-        path = f"{self._queue(_name(key))}/{token()}"
-        self._keys.swap(path, b64encode(_value(value)).decode(), self._patience(), ttl_s=self._ttl_s)
+        path = f"{self._queue(as_name(key))}/{token()}"
+        self._keys.swap(path, b64encode(as_value(value)).decode(), self._patience(), ttl_s=self._ttl_s)
         self._use(path)
 
     def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
-        name = _name(key)
+        name = as_name(key)
         queue, term = self._queue(name), self._term(None)
-        asked = f"pop from the queue {_shown(key)}"
+        asked = f"pop from the queue {shown(key)}"
         while True:
             entries, since = self._entries(queue, self._look(term))
             for entry in entries:
@@ -175,20 +176,20 @@ class EtcdV2Store(Store):
             if entries:
                 continue
             if not block:
-                raise QueueEmptyError(f"the queue {_shown(key)} is empty")
+                raise QueueEmptyError(f"the queue {shown(key)} is empty")
             self._next([(queue, True)], since, term, asked, [])
 
     def queue_len(self, key: str | bytes) -> int:
-        return len(self._entries(self._queue(_name(key)), self._patience())[0])
+        return len(self._entries(self._queue(as_name(key)), self._patience())[0])
 
     def barrier(self, key: str | bytes, world_size: int, timeout: timedelta | None = None) -> None:
         in_64_bits(world_size)
-        name, term = _name(key), self._term(timeout)
-        path, asked = self._path(name), f"barrier {_shown(key)} of {world_size}"
+        name, term = as_name(key), self._term(timeout)
+        path, asked = self._path(name), f"barrier {shown(key)} of {world_size}"
         count = self.add(name, 1)
         while count < world_size:
             answer = self._keys.read(path, self._look(term))
-            count = read_number(_decode(answer.node, path)) or 0 if answer.node is not None else 0
+            count = read_number(decoded(answer.node.value, path)) or 0 if answer.node is not None else 0
             if count < world_size:
                 self._next([(path, False)], answer.at, term, asked, [])
 
@@ -224,16 +225,16 @@ class EtcdV2Store(Store):
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str | bytes) -> str:
-        path = f"{self._prefix}/{_file(_name(key))}"
+        path = f"{self._prefix}/{as_file(as_name(key))}"
         if len(path) > _LONGEST_PATH:
             raise StoreError(
-                f"the key {_shown(key)[:40]}... is too long for etcd: with its directory it makes {len(path):,} letters, "
+                f"the key {shown(key)[:40]}... is too long for etcd: with its directory it makes {len(path):,} letters, "
                 f"and {_LONGEST_PATH:,} are the most"
             )
         return path
 
     def _queue(self, name: bytes) -> str:
-        return f"{self._prefix}/{_QUEUES}/{_file(name)}"
+        return f"{self._prefix}/{_QUEUES}/{as_file(name)}"
 
     def _places(self, name: bytes) -> list[tuple[str, bool]]:
         return [(self._path(name), False), (self._queue(name), True)]
@@ -258,10 +259,10 @@ class EtcdV2Store(Store):
         raw, index = self._raw(path, term)
         conflicts = 0
         while True:
-            new = edit(None if raw is None else _decoded(raw, path))
+            new = edit(None if raw is None else decoded(raw, path))
             if new is None:
                 return None
-            _refuse_large(new)
+            refuse_large(new)
             text = b64encode(new).decode() + mark()
             started = time.monotonic()
             if raw:
@@ -298,15 +299,15 @@ class EtcdV2Store(Store):
             since = answer.at
             nodes = {node.key.rpartition("/")[2]: node for node in (answer.node.nodes if answer.node else ())}
             for name in wanted:
-                node = nodes.get(_file(name))
+                node = nodes.get(as_file(name))
                 if node is not None and not node.is_directory:
-                    found[name] = _decode(node, node.key)
+                    found[name] = decoded(node.value, node.key)
         else:
             for name in wanted:
                 answer = self._keys.read(self._path(name), term)
                 since = answer.at if since < 0 else min(since, answer.at)
                 if answer.node is not None and not answer.node.is_directory:
-                    found[name] = _decode(answer.node, answer.node.key)
+                    found[name] = decoded(answer.node.value, answer.node.key)
         self._use(*(self._path(name) for name in found))
         for name in wanted:
             if name not in found and self._entries(self._queue(name), term)[0]:
@@ -320,7 +321,7 @@ class EtcdV2Store(Store):
     def _listing(self, term: Term) -> list[bytes]:
         answer = self._keys.read(self._prefix, term)
         nodes = answer.node.nodes if answer.node is not None else ()
-        return [_named(node.key.rpartition("/")[2]) for node in nodes if not node.is_directory]
+        return [of_file(node.key.rpartition("/")[2]) for node in nodes if not node.is_directory]
 
     def _entries(self, queue: str, term: Term) -> tuple[list[Node], int]:
         """What stands in a queue, the oldest first; what somebody has taken already is passed over."""
@@ -335,59 +336,16 @@ class EtcdV2Store(Store):
         if not self._keys.swap(entry.key, entry.value + mark(), term, index=entry.modified, ttl_s=_CLAIM_TTL_S).done:
             return None
         self._keys.delete(entry.key, term)
-        return _decode(entry, entry.key)
+        return decoded(entry.value, entry.key)
 
     def _next(
         self, places: list[tuple[str, bool]], since: int, term: Term, asked: str, missing: list[bytes]
     ) -> Answer | None:
         left_s = term.left_s()
         if left_s <= 0:
-            left = f"; still missing: {name_some([_text(name) for name in missing])}" if missing else ""
+            left = f"; still missing: {name_some([as_text(name) for name in missing])}" if missing else ""
             raise EtcdStoreTimeoutError(f"{asked}: not within {term.timeout_s:g} s{left}")
         return wait_for_event(self._keys, places, since, left_s)
-
-
-class EtcdBell:
-    """Waits for a key beside something else, which is readable then.  Raises OSError where etcd does not answer."""
-
-    def __init__(self, keys: Keys, path: Callable[[str], str]) -> None:
-        self._keys = keys
-        self._path = path
-        self._key = ""
-        self._watch: Watch | None = None
-
-    def wait(self, key: str, timeout_s: float, waker: Any) -> bool:
-        """Wait until the key is there, the time is over or somebody wakes us; whether the key is there."""
-        try:
-            if self._watch is None or key != self._key:
-                self.close()
-                answer = self._keys.read(self._path(key), Term.of(timedelta(seconds=self._keys.patience_s)))
-                if answer.node is not None:
-                    return True
-                self._watch = Watch(self._keys, self._path(key), answer.at + 1)
-                self._key = key
-            # A member that has come to a halt says nothing: it is asked again after a while.
-            if not waker.wait(min(timeout_s, _BELL_S), self._watch):
-                if timeout_s > _BELL_S:
-                    self.close()
-                return False
-            answer_or_none = self._watch.take()
-            if answer_or_none is None:
-                return False
-            self.close()
-            return answer_or_none.code == 0
-        except StoreError as exc:
-            self.close()
-            raise ConnectionError(str(exc)) from exc
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the watch."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
 
 
 class _Used:
@@ -423,90 +381,3 @@ def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ende
             if not alive:
                 with lock:
                     paths.discard(path)
-
-
-# Names and values -----------------------------------------------------------------------------------------------------
-
-
-def _name(key: str | bytes) -> bytes:
-    if isinstance(key, bytes):
-        return key
-    if not isinstance(key, str):
-        raise WrongKindError(f"a key is text or bytes, not {type(key).__name__}")
-    try:
-        return key.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as exc:
-        raise ValueError(f"the key {key!r} cannot be written as UTF-8") from exc
-
-
-def _names(keys: Sequence[str | bytes]) -> list[bytes]:
-    if isinstance(keys, (str, bytes)):
-        raise WrongKindError(f"expected a list of keys, not the text {keys!r}")
-    return [_name(key) for key in keys]
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _shown(key: str | bytes) -> str:
-    return repr(key if isinstance(key, str) else _text(_name(key)))
-
-
-def _file(name: bytes) -> str:
-    """What etcd knows a key by."""
-    text = b64encode(name).decode()
-    return text if text and "/" not in text else _ODD + urlsafe_b64encode(name).decode()
-
-
-def _named(file: str) -> bytes:
-    try:
-        if file.startswith(_ODD):
-            return urlsafe_b64decode(file[1:])
-        return b64decode(file, validate=True)
-    except (binascii.Error, ValueError):
-        return file.encode("utf-8", "surrogateescape")
-
-
-def _value(value: bytes | str) -> bytes:
-    if isinstance(value, str):
-        data = value.encode()
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
-    else:
-        raise WrongKindError(f"a value is bytes or text, not {type(value).__name__}")
-    _refuse_large(data)
-    return data
-
-
-def _refuse_large(data: bytes) -> None:
-    if len(data) > LARGEST_VALUE:
-        raise StoreError(
-            f"the value has {len(data):,} bytes, but etcd takes {LARGEST_VALUE:,} at most: keep it elsewhere, and its "
-            f"address in the store"
-        )
-
-
-def _decode(node: Node, path: str) -> bytes:
-    return _decoded(node.value, path)
-
-
-def _decoded(raw: str, path: str) -> bytes:
-    try:
-        return b64decode(unmarked(raw), validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise StoreError(
-            f"{path} holds {raw[:40]!r}, but should be base64: something else writes into this store's directory"
-        ) from exc
-
-
-def _sum(name: bytes, present: bytes | None, amount: int) -> int:
-    number = 0 if present is None else read_number(present)
-    if number is None:
-        held = present or b""
-        shown = held if len(held) <= 40 else held[:40] + b"..."
-        raise StoreError(f"cannot add to {_text(name)!r}: it holds {shown!r}, which is not a number of 64 bits")
-    total = number + amount
-    if not -(2**63) <= total < 2**63:
-        raise StoreError(f"cannot add {amount} to {_text(name)!r}: {total} does not fit into 64 bits")
-    return total

@@ -6,11 +6,14 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from rallypoint.stores.base import Term
+from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import CLEARED, Answer, Keys, read_answer
 
 _CONNECT_S = 3.0
@@ -151,3 +154,46 @@ def _context(keys: Keys) -> ssl.SSLContext:
     if given.get("cert_file"):
         context.load_cert_chain(given["cert_file"], given.get("key_file"))
     return context
+
+
+class EtcdBell:
+    """Waits for a key beside something else, which is readable then.  Raises OSError where etcd does not answer."""
+
+    def __init__(self, keys: Keys, path: Callable[[str], str]) -> None:
+        self._keys = keys
+        self._path = path
+        self._key = ""
+        self._watch: Watch | None = None
+
+    def wait(self, key: str, timeout_s: float, waker: Any) -> bool:
+        """Wait until the key is there, the time is over or somebody wakes us; whether the key is there."""
+        try:
+            if self._watch is None or key != self._key:
+                self.close()
+                answer = self._keys.read(self._path(key), Term.of(timedelta(seconds=self._keys.patience_s)))
+                if answer.node is not None:
+                    return True
+                self._watch = Watch(self._keys, self._path(key), answer.at + 1)
+                self._key = key
+            # A member that has come to a halt says nothing: it is asked again after a while.
+            if not waker.wait(min(timeout_s, _SLICE_S), self._watch):
+                if timeout_s > _SLICE_S:
+                    self.close()
+                return False
+            answer_or_none = self._watch.take()
+            if answer_or_none is None:
+                return False
+            self.close()
+            return answer_or_none.code == 0
+        except StoreError as exc:
+            self.close()
+            raise ConnectionError(str(exc)) from exc
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the watch."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
