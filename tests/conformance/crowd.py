@@ -14,7 +14,6 @@ import threading
 import time
 from typing import Any
 
-
 ROOTS = ("rallypoint.elastic", "torch.distributed.elastic.rendezvous")
 
 

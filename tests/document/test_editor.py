@@ -39,6 +39,17 @@ def test_a_last_call_is_fixed_however_many_come_during_it(stage: Stage) -> None:
     assert {node.view.world.size for node in first if node.view.world} == {4}
 
 
+def test_the_documents_clock_never_goes_back(stage: Stage) -> None:
+    nodes = stage.join("a", "b", nodes=(2, 3))
+    stage.until(lambda: hold_one_world(*nodes))
+    stage.pass_time(100.0)
+    # A newcomer's own clock has just begun; it writes what time it is by the document's.
+    (late,) = stage.join("c", nodes=(2, 3))
+    stage.until(lambda: late.editor.is_listed, 5.0)
+    assert late.editor.page is not None
+    assert late.editor.page.clock > 95.0
+
+
 def test_a_killed_member_is_given_up_and_the_others_are_told(stage: Stage) -> None:
     nodes = stage.join("a", "b", "c", nodes=(2, 3))
     stage.until(lambda: hold_one_world(*nodes))
