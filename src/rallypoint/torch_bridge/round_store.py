@@ -193,7 +193,12 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _get_all(self, keys: Sequence[str]) -> list[bytes]:
-        return self._do(lambda store: list(store.multi_get(list(keys))), lambda: [self._made_up(key) for key in keys])
+        def ask(store: Any) -> list[bytes]:
+            # Some of torch's servers hang up on who asks for a key that is not there.
+            store.wait(list(keys), self._timeout)
+            return list(store.multi_get(list(keys)))
+
+        return self._do(ask, lambda: [self._made_up(key) for key in keys])
 
     def _do(self, ask: Callable[[Any], T], when_over: Callable[[], T], verdict_s: float = VERDICT_S) -> T:
         """Ask the store, unless the world is over: then nobody is there to answer but us."""

@@ -6,8 +6,10 @@ outside of Python, so that no call of torch's that holds the interpreter's lock 
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,13 +23,31 @@ _START = timedelta(seconds=30)
 def serve(listener: socket.socket) -> Callable[[], None]:
     """Let torch serve a store on a listening socket, which becomes torch's; returns what ends it."""
     host, port = listener.getsockname()[:2]
-    try:
-        # torch connects to its own server as well, by the same address.
-        held: list[Any] = [
-            TCPStore(host, port, None, True, _START, wait_for_workers=False, master_listen_fd=listener.detach())
-        ]
-    except RuntimeError as exc:
-        raise RendezvousError(
-            f"torch could not serve the round's store on {host}, port {port}: {exc}; `store=rallypoint` uses ours"
-        ) from exc
+    with listener:
+        try:
+            held = [_served(host, port, listener)]
+        except RuntimeError as exc:
+            raise RendezvousError(
+                f"torch could not serve the round's store on {host}, port {port}: {exc}; `store=rallypoint` uses ours"
+            ) from exc
     return held.clear
+
+
+def _served(host: str, port: int, listener: socket.socket) -> Any:
+    # Older versions have a server that takes no socket, and say so before they touch it; their other one does take it.
+    for use_libuv in (True, False):
+        taken = os.dup(listener.fileno())
+        try:
+            # torch connects to its own server as well, by the same address.
+            return TCPStore(
+                *(host, port, None, True, _START),
+                wait_for_workers=False,
+                master_listen_fd=taken,
+                use_libuv=use_libuv,
+            )
+        except RuntimeError:
+            with suppress(OSError):
+                os.close(taken)
+            if not use_libuv:
+                raise
+    raise AssertionError("one of the two is returned or raises")
