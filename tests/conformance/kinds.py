@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.etcd.actor import EtcdActor
 from tests.faults.harness import Actor, Server, free_port
 
 INTERVAL_S = 0.25
@@ -63,6 +64,17 @@ class FolderMedium(Medium):
             hidden.rename(folder)
 
 
+class EtcdMedium(Medium):
+    """Keys of an etcd server."""
+
+    def __init__(self, server: EtcdActor) -> None:
+        super().__init__(server.endpoint, server)
+        self._server = server
+
+    def end(self) -> None:
+        self._server.end()
+
+
 class Kind(NamedTuple):
     """A backend as the suite knows it."""
 
@@ -86,6 +98,10 @@ def _tcp(kind: str) -> Callable[[Path], Medium]:
         return Medium(f"127.0.0.1:{server.expect('serving')['port']}", server)
 
     return start
+
+
+def _etcd(folder: Path) -> Medium:
+    return EtcdMedium(EtcdActor())
 
 
 def _file(folder: Path) -> Medium:
@@ -117,12 +133,15 @@ KINDS: dict[str, Kind] = {
     "c10d tcp, our store": Kind("c10d", _tcp("ours"), TCP),
     "c10d file, torch's store": Kind("c10d", _file, FILE, with_torch=True, only_in_soak=True),
     "c10d file, our store": Kind("c10d", _file, FILE),
+    "etcd-v2": Kind("etcd-v2", _etcd, DOCUMENT),
+    "etcd-v2, torch's kind of store": Kind("etcd-v2", _etcd, DOCUMENT, with_torch=True, only_in_soak=True),
     "two methods": Kind("locked-file", _folder, DOCUMENT),
     "two methods, unconfirmed": Kind("silent-file", _folder, DOCUMENT, only_in_soak=True),
 }
 
 _DOCUMENTS = [name for name in KINDS if name != "rallypoint"]
 _SERVED = [name for name in KINDS if " tcp" in name]
+_REMEMBERED = [name for name in KINDS if name == "rallypoint" or "etcd" in name]
 
 # What is declared here is shown by a test to be so; what is not declared is shown to work.
 SLOW_LOSS = "after the silence that is allowed: nobody watches connections"
@@ -137,7 +156,7 @@ CANNOT: dict[str, dict[str, str]] = {
 HAS_NO_SERVER = "it has none"
 NOT_ASKED: dict[str, dict[str, str]] = {
     "a run goes on when its server was restarted": {
-        name: HAS_NO_SERVER for name in KINDS if name not in (*_SERVED, "rallypoint")
+        name: HAS_NO_SERVER for name in KINDS if name not in (*_SERVED, *_REMEMBERED)
     }
 }
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.conformance.kinds import CANNOT, KINDS, NOT_ASKED, TIMEOUT_S
 from tests.conformance.scene import Scene, Troupe
-from tests.faults.harness import Server
+from tests.etcd.actor import EtcdActor
+from tests.faults.harness import Actor, Server
 
 
 def _is_declared(scene: Scene, what: str) -> bool:
@@ -52,14 +53,13 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: 
         return
     medium = kind.start(tmp_path)
     scene = Scene(name, kind, medium, troupe)
-    again = None
+    again: Actor | None = None
     try:
         a, b = scene.world("a", "b", nodes="1:2", outage_grace=3, join_timeout=5)
         assert medium.actor is not None
         medium.actor.kill()
-        if isinstance(medium.actor, Server):
-            again = Server(medium.actor.port, 7.0, None, 0)
-            again.expect("serving")
+        if isinstance(medium.actor, (Server, EtcdActor)):
+            again = _started_again(medium.actor)
             assert a.ask("bide", "bided", seconds=2.0)["count"] == 0
             b.kill()
             a.changed()
@@ -76,6 +76,15 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: 
         medium.end()
         if again is not None:
             again.kill()
+
+
+def _started_again(actor: Server | EtcdActor) -> Actor:
+    if isinstance(actor, EtcdActor):
+        actor.start_again()
+        return actor
+    again = Server(actor.port, 7.0, None, 0)
+    again.expect("serving")
+    return again
 
 
 def test_every_backend_of_the_table_is_in_the_suite() -> None:

@@ -274,3 +274,16 @@ def test_a_store_that_is_not_shared_is_left_alone() -> None:
     assert worlds(a, b) == world
     stage.kill(b)
     stage.until(lambda: a.view.state is State.BROKEN, 9.0)
+
+
+def test_who_has_just_looked_looks_again_with_the_next_beat(stage: Stage) -> None:
+    """Reading the signs takes a while; were the next look due that much after the next beat, it would be left out."""
+    if stage.store is None:
+        return
+    a, b = stage.join("a", "b")
+    stage.until(lambda: hold_one_world(a, b))
+    now = a.now()
+    a.editor.beat("1:0", now)
+    a.editor.look({}, now + 0.05)
+    assert a.editor.must_beat(now + FAST.heartbeat_interval_s)
+    assert a.editor.must_look(now + FAST.heartbeat_interval_s)

@@ -32,6 +32,7 @@ LONGEST_TURN_S = 0.5
 TICKET_TURN_S = 0.005
 LONGEST_TICKET_TURN_S = 2.0
 """Whoever announced first takes in all announcements; the others look after their own, each a little later."""
+EARLY = 0.75
 MOST_WATCHED = 256
 
 Errand = Left | CloseAsked
@@ -194,7 +195,8 @@ class Editor:
     def must_look(self, now: float) -> bool:
         """Whether the others' signs are to be read again."""
         looked = self._silence.looked
-        return looked is None or now >= looked + self.settings.heartbeat_interval_s
+        # A little early: looking takes time, and with the next beat it must be due again, or silence would never count.
+        return looked is None or now >= looked + EARLY * self.settings.heartbeat_interval_s
 
     def watched(self) -> list[str]:
         """Whose signs to read: the others, or in a large run those who come next in line."""
