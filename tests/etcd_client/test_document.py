@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 
 from rallypoint import etcd_client
+from tests.etcd.servers import Certificates
 from tests.etcd_client.stage import etcd
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "etcd-client.md"
 
 
-def test_the_examples_print_what_the_page_says() -> None:
+def test_the_examples_print_what_the_page_says(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     program = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
     expected = "".join(re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL))
     with etcd() as cluster:
-        program = program.replace("127.0.0.1:2379", cluster.endpoint)
+        Certificates(tmp_path)
+        program = program.replace("127.0.0.1:2379", cluster.endpoint).replace("/etc/etcd", str(tmp_path))
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
         )

@@ -86,7 +86,6 @@ def play(cluster: Cluster, seed: int, writes: int, a_phase: int) -> tuple[int, i
         reader.watch("numbered/", prefix=True) as watch,
     ):
         listener = Listener(watch)
-        lease = reader.grant(5)
         phases, what, trouble = 0, "calm", faults(cluster, chance, watch)
         for number in range(writes):
             if number % a_phase == 0:
@@ -104,17 +103,14 @@ def play(cluster: Cluster, seed: int, writes: int, a_phase: int) -> tuple[int, i
             what, _ = next(trouble)
         last = max(truth.values())
         until(lambda: listener.revision >= last, f"all is heard; {watch.trouble}", 60)
-        assert not lease.lost.is_set(), "one member away costs no lease"
-        lease.revoke()
         missed = judge(listener.items, truth)
     listener.thread.join()
     assert watch.is_over
     return phases, missed
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_numbered_writes_across_kills_stops_and_compactions(version: str) -> None:
-    with etcd(version, 3) as cluster:
+def test_numbered_writes_across_kills_stops_and_compactions() -> None:
+    with etcd("3.4", 3) as cluster:
         play(cluster, seed=1, writes=400, a_phase=50)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
+from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, StatusResponse
 from tests.etcd.servers import Cluster, shared
 from tests.etcd_client.stage import etcd, proxy_to, until, user_of
 
@@ -76,7 +76,7 @@ def test_a_hundred_leases_need_one_thread() -> None:
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("etcd-leases") == 1
         start = time.monotonic()
-        until(lambda: time.monotonic() > start + 3, "time passes")
+        until(lambda: time.monotonic() > start + 2.5, "time passes")
         assert not [lease for lease in leases if lease.lost.is_set() or lease.remaining_s() == 0]
         for lease in leases:
             lease.revoke()
@@ -95,3 +95,26 @@ def test_an_outage_leaves_a_lease_in_doubt_and_not_lost() -> None:
         until(lambda: lease.remaining_s() > 0, "renewed")
         assert str(lease.trouble) == "None"
         assert client.time_to_live(lease).ttl > 0
+
+
+@pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
+def test_a_leader_that_is_stopped_costs_no_lease(version: str) -> None:
+    """As long as it is stopped.  If it went on after that, it might revoke leases which its successor has renewed: a
+    mistake of etcd's (its issue 15247) in the versions that are tested here, and nothing that a client could prevent.
+    """
+    with etcd(version, 3) as cluster, user_of(cluster) as client:
+        statuses = {health.endpoint: health.status for health in client.health()}
+        leader = next(member for member in cluster.members if _leads(statuses[member.endpoint]))
+        leases = [client.grant(4) for _ in range(5)]
+        leader.pause()
+        start = time.monotonic()
+        until(lambda: time.monotonic() > start + 6, "time passes")
+        assert not [lease for lease in leases if lease.lost.is_set() or lease.remaining_s() == 0]
+        assert all(client.time_to_live(lease).ttl > 0 for lease in leases)
+        leader.kill()
+
+
+def _leads(status: StatusResponse | None) -> bool:
+    assert status is not None
+    assert status.header is not None
+    return status.header.member_id == status.leader

@@ -17,7 +17,7 @@ from rallypoint.etcd_client.errors import (
     EtcdLeaseLostError,
     EtcdRefusedError,
 )
-from rallypoint.etcd_client.hub import STATUS, Hub, open_hub, release_hub
+from rallypoint.etcd_client.hub import STATUS, Hub, Kind, open_hub, release_hub
 from rallypoint.etcd_client.leases import Keeper, Lease, Renewal
 from rallypoint.etcd_client.messages import (
     CompactionRequest,
@@ -145,7 +145,7 @@ class EtcdClient:
     ) -> PutResponse:
         """Write one key.  `EtcdAmbiguousError` means that it may have happened."""
         request = PutRequest(to_bytes(key), to_bytes(value), _id(lease), previous)
-        return self._open.call("/etcdserverpb.KV/Put", request, PutResponse, self._time(timeout_s), repeatable=False)
+        return self._open.call("/etcdserverpb.KV/Put", request, PutResponse, self._time(timeout_s), Kind.ONCE)
 
     def delete(
         self,
@@ -159,7 +159,7 @@ class EtcdClient:
         """Delete one key, or a range; the answer has their number.  `EtcdAmbiguousError`: it may have happened."""
         request = DeleteRangeRequest(*range_of(key, prefix, end), previous)
         return self._open.call(
-            "/etcdserverpb.KV/DeleteRange", request, DeleteRangeResponse, self._time(timeout_s), repeatable=False
+            "/etcdserverpb.KV/DeleteRange", request, DeleteRangeResponse, self._time(timeout_s), Kind.ONCE
         )
 
     def transaction(
@@ -173,7 +173,7 @@ class EtcdClient:
         """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened."""
         request = TxnRequest(tuple(when), tuple(then), tuple(otherwise))
         only_reads = all(op.request_range is not None for op in (*then, *otherwise))
-        return self._transact(request, timeout_s, repeatable=only_reads)
+        return self._transact(request, timeout_s, Kind.READ if only_reads else Kind.ONCE)
 
     def guarded_put(
         self,
@@ -186,11 +186,12 @@ class EtcdClient:
         lease: Lease | int = 0,
         timeout_s: float | None = None,
     ) -> Guarded:
-        """Write a key only if it is still at `mod_revision` (0: does not exist), and never leave it open whether it was.
+        """Write a key only if it is still at `mod_revision` (0: does not exist), and find out whether it was.
 
         The value must be unique, such as one with a random token in it.  That is what makes it safe to send it again
         when an answer is lost: its own success spoils its guard, and the value tells whose it was.  More conditions and
         operations may go along; let them be such that cannot come true again once they have failed.
+        `EtcdAmbiguousError` is raised only if nobody answers until the deadline.
         """
         wanted = to_bytes(value)
         request = TxnRequest(
@@ -198,7 +199,7 @@ class EtcdClient:
             (put_op(key, wanted, lease=_id(lease)), *then),
             (get_op(key),),
         )
-        outcome = self._transact(request, timeout_s, repeatable=True)
+        outcome = self._transact(request, timeout_s, Kind.AGAIN)
         if outcome.succeeded:
             return Guarded(True, outcome.revision, None)
         found = outcome.answers[0]
@@ -212,15 +213,12 @@ class EtcdClient:
         """Forget the history before a revision; fine if it is forgotten already."""
         try:
             request = CompactionRequest(revision)
-            self._open.call("/etcdserverpb.KV/Compact", request, CompactionResponse, self._time(timeout_s))
+            self._open.call("/etcdserverpb.KV/Compact", request, CompactionResponse, self._time(timeout_s), Kind.AGAIN)
         except EtcdCompactedError:
             return
 
-    def _transact(self, request: TxnRequest, timeout_s: float | None, *, repeatable: bool) -> Outcome:
-        answer = self._open.call(
-            "/etcdserverpb.KV/Txn", request, TxnResponse, self._time(timeout_s), repeatable=repeatable
-        )
-        return Outcome.of(answer)
+    def _transact(self, request: TxnRequest, timeout_s: float | None, kind: Kind) -> Outcome:
+        return Outcome.of(self._open.call("/etcdserverpb.KV/Txn", request, TxnResponse, self._time(timeout_s), kind))
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ class EtcdClient:
         try:
             request = LeaseGrantRequest(ttl_s, lease_id)
             granted_s = hub.call(
-                "/etcdserverpb.Lease/LeaseGrant", request, LeaseGrantResponse, self._time(timeout_s)
+                "/etcdserverpb.Lease/LeaseGrant", request, LeaseGrantResponse, self._time(timeout_s), Kind.AGAIN
             ).ttl
         except EtcdRefusedError as refusal:
             if "lease already exists" not in str(refusal):
@@ -249,7 +247,9 @@ class EtcdClient:
         """End a lease and delete its keys; fine if it is gone already."""
         try:
             request = LeaseRevokeRequest(_id(lease))
-            self._open.call("/etcdserverpb.Lease/LeaseRevoke", request, LeaseRevokeResponse, self._time(timeout_s))
+            self._open.call(
+                "/etcdserverpb.Lease/LeaseRevoke", request, LeaseRevokeResponse, self._time(timeout_s), Kind.AGAIN
+            )
         except EtcdLeaseLostError:
             return
 

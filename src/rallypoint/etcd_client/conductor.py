@@ -6,6 +6,7 @@ stream is quiet or its endpoint is suspected, and breaks off when none comes.
 
 from __future__ import annotations
 
+import logging
 import queue
 import random
 import threading
@@ -27,6 +28,8 @@ from rallypoint.etcd_client.messages import WatchRequest, WatchResponse
 from rallypoint.etcd_client.transport import CallFailedError, Stream
 from rallypoint.etcd_client.watching import PROGRESS, Book, Change, Effects, Gap, Watched
 from rallypoint.etcd_client.wire import decode, encode
+
+log = logging.getLogger("rallypoint.etcd_client")
 
 WATCH = "/etcdserverpb.Watch/Watch"
 
@@ -193,6 +196,8 @@ class Watcher:
         except EtcdMessageError as problem:
             self.broke(stream, "INTERNAL", str(problem))
             return
+        if self._failures:
+            log.info("watching again, at %s", stream.endpoint)
         self._failures, self.trouble = 0, None
         self._tries = Tries(self._hub.endpoints)
         self._do(effects)
@@ -207,6 +212,10 @@ class Watcher:
     def _note(self, endpoint: str, code: str, details: str) -> None:
         judgement = judge(code, details)
         self.trouble = f"no watch stream: {endpoint}: {judgement.words}"
+        if self._failures == 0:
+            log.info("%s; the next member is asked", self.trouble)
+        elif self._failures == len(self._hub.endpoints):
+            log.warning("etcd cannot be watched at present. %s", self._tries)
         self._tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
         self._hub.failed(endpoint)
         pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]

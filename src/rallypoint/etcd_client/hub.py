@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from rallypoint.etcd_client.answers import Verdict, judge
@@ -19,6 +20,7 @@ from rallypoint.etcd_client.errors import (
     EtcdAmbiguousError,
     EtcdAuthError,
     EtcdClosedError,
+    EtcdError,
     EtcdMessageError,
     EtcdRefusedError,
     EtcdUnavailableError,
@@ -41,6 +43,14 @@ _LOGINS = 2
 
 M = TypeVar("M", bound=Message)
 P = TypeVar("P", bound="Part")
+
+
+class Kind(Enum):
+    """What may be done with a request whose answer was lost."""
+
+    READ = "changes nothing: send it again"
+    AGAIN = "changes something, and may be sent again; without an answer it is open whether it did"
+    ONCE = "changes something, and must not be sent again"
 
 
 class Part(Protocol):
@@ -79,37 +89,35 @@ class Hub:
         request: Message,
         answer: type[M],
         timeout_s: float,
+        kind: Kind = Kind.READ,
         *,
-        repeatable: bool = True,
         leader: bool = True,
         anonymous: bool = False,
         only: str | None = None,
     ) -> M:
-        """Ask until somebody answers; a write that is not `repeatable` is sent once, to somebody who is there."""
+        """Ask until somebody answers; what may be sent only once is sent to somebody who is there."""
         check_process(self.pid)
         data = encode(request)
         endpoints = self.endpoints if only is None else (only,)
-        tries, asked, pauses, logins = Tries(endpoints), set[str](), iter(_PAUSES_S), 0
+        tries, asked, rounds, logins = Tries(endpoints), set[str](), 0, 0
         deadline = time.monotonic() + timeout_s
+        ambiguous = False
         while True:
             endpoint = self.rotation.after(asked) if only is None else only
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self.closing.is_set():
-                raise self._no_answer(method, timeout_s, tries)
-            login = self._login
-            sent = False
+                raise self._no_answer(method, timeout_s, tries, ambiguous=ambiguous)
+            try_s = min(left_s, _try_s(len(endpoints), timeout_s, rounds))
+            login, sent = self._login, False
             try:
                 line = self.lines.to(endpoint)
                 metadata = self.metadata(left_s, leader=leader, anonymous=anonymous)
-                if repeatable:
-                    raw = line.call(method, data, self._try_s(len(endpoints), timeout_s, left_s), metadata)
-                else:
+                if kind is Kind.ONCE:
                     if endpoint not in self._proven:
-                        line.call(STATUS, encode(StatusRequest()), self._try_s(len(endpoints), timeout_s, left_s), ())
-                    left_s = max(deadline - time.monotonic(), 0.001)
-                    sent = True
-                    raw = line.call(method, data, left_s, metadata)
-                found = decode(answer, raw)
+                        line.call(STATUS, encode(StatusRequest()), try_s, ())
+                    try_s = max(deadline - time.monotonic(), 0.001)
+                sent = True
+                found = decode(answer, line.call(method, data, try_s, metadata))
                 self._proven.add(endpoint)
                 return found
             except EtcdMessageError as problem:
@@ -117,27 +125,27 @@ class Hub:
                 self.failed(endpoint)
             except CallFailedError as failure:
                 judgement = judge(failure.code, failure.details)
+                where = f"({_name(method)} at {endpoint})"
                 tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
                 if judgement.verdict is Verdict.FINAL:
-                    raise judgement.error(f"{judgement.words} ({_name(method)} at {endpoint})") from failure
+                    raise judgement.error(f"{judgement.words} {where}") from failure
                 if judgement.verdict is Verdict.LOGIN:
                     logins += 1
                     if self.user is None or logins > _LOGINS:
-                        raise EtcdAuthError(f"{judgement.words} ({_name(method)} at {endpoint})") from failure
+                        raise EtcdAuthError(f"{judgement.words} {where}") from failure
                     self.login(login, deadline - time.monotonic())
                     continue
                 self.failed(endpoint)
-                if judgement.verdict is Verdict.MAYBE and sent:
-                    raise EtcdAmbiguousError(
-                        f"{_name(method)} was sent to {endpoint} and its answer was lost ({judgement.words}): it may or "
-                        f"may not have happened; read back before doing it again"
-                    ) from failure
+                ambiguous |= sent and kind is not Kind.READ and judgement.verdict is Verdict.MAYBE
+                if ambiguous and kind is Kind.ONCE:
+                    raise self._no_answer(method, timeout_s, tries, ambiguous=True) from failure
             if tries.all_hopeless:
-                raise self._no_answer(method, timeout_s, tries)
+                raise self._no_answer(method, timeout_s, tries, ambiguous=ambiguous)
             asked.add(endpoint)
             if len(asked) == len(endpoints):
                 asked.clear()
-                pause_s = next(pauses, _PAUSES_S[-1]) * random.uniform(0.5, 1.0)
+                pause_s = _PAUSES_S[min(rounds, len(_PAUSES_S) - 1)] * random.uniform(0.5, 1.0)
+                rounds += 1
                 self.closing.wait(min(pause_s, max(deadline - time.monotonic(), 0)))
 
     def failed(self, endpoint: str) -> None:
@@ -147,13 +155,12 @@ class Hub:
         for suspect in self.suspicions:
             suspect(endpoint)
 
-    def _try_s(self, endpoints: int, timeout_s: float, left_s: float) -> float:
-        """How long one endpoint may take before the next one is asked."""
-        if endpoints == 1:
-            return left_s
-        return min(left_s, max(_SHORTEST_TRY_S, min(_LONGEST_TRY_S, timeout_s / (endpoints + 1))))
-
-    def _no_answer(self, method: str, timeout_s: float, tries: Tries) -> Exception:
+    def _no_answer(self, method: str, timeout_s: float, tries: Tries, *, ambiguous: bool) -> EtcdError:
+        if ambiguous:
+            return EtcdAmbiguousError(
+                f"{_name(method)} was sent and its answer was lost: it may or may not have happened; read back before "
+                f"doing it again. {tries}"
+            )
         if self.closing.is_set():
             return EtcdClosedError(f"the client was closed during {_name(method)}")
         when = "" if tries.all_hopeless else f" within {timeout_s:g} s"
@@ -213,6 +220,12 @@ class Hub:
         for part in parts:
             part.close()
         self.lines.close()
+
+
+def _try_s(endpoints: int, timeout_s: float, rounds: int) -> float:
+    """How long one endpoint may take before the next one is asked; longer when all have failed, for the answer may be large."""
+    longest_s = _LONGEST_TRY_S if endpoints > 1 else timeout_s
+    return max(_SHORTEST_TRY_S, min(longest_s, timeout_s / (endpoints + 1))) * (1 << rounds)
 
 
 def _name(method: str) -> str:

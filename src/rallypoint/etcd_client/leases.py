@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -21,6 +22,8 @@ from rallypoint.etcd_client.hub import Hub
 from rallypoint.etcd_client.messages import LeaseKeepAliveRequest, LeaseKeepAliveResponse
 from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.wire import decode, encode
+
+log = logging.getLogger("rallypoint.etcd_client")
 
 KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 
@@ -203,10 +206,13 @@ class Keeper:
         except (CallFailedError, EtcdMessageError) as failure:
             self._failed(message, failure)
         else:
+            if lease.trouble is not None:
+                log.info("lease %x is renewed again", lease.id)
             lease.trouble = None
             if answer.ttl <= 0:
                 self._kept.discard(lease)
                 lease.lost.set()
+                log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
                 return
             lease.renewal.renewed(answer.ttl)
         self._schedule(lease)
@@ -214,15 +220,16 @@ class Keeper:
     def _failed(self, message: _Answered, failure: CallFailedError | EtcdMessageError) -> None:
         lease = message.lease
         lease.renewal.failed(time.monotonic())
-        lease.trouble = f"{message.endpoint}: {failure}"
-        if isinstance(failure, CallFailedError):
-            judgement = judge(failure.code, failure.details)
-            lease.trouble = f"{message.endpoint}: {judgement.words}"
-            if judgement.verdict is Verdict.LOGIN and self._hub.user is not None:
-                # It takes its time; the renewals do not wait for it.
-                arguments = (message.login, lease.ttl_s)
-                threading.Thread(target=self._login, args=arguments, name="etcd-login", daemon=True).start()
-                return
+        judgement = judge(failure.code, failure.details) if isinstance(failure, CallFailedError) else None
+        words = judgement.words if judgement is not None else str(failure)
+        if lease.trouble is None:
+            log.info("lease %x was not renewed by %s: %s; the next member is asked", lease.id, message.endpoint, words)
+        lease.trouble = f"{message.endpoint}: {words}"
+        if judgement is not None and judgement.verdict is Verdict.LOGIN and self._hub.user is not None:
+            # It takes its time; the renewals do not wait for it.
+            arguments = (message.login, lease.ttl_s)
+            threading.Thread(target=self._login, args=arguments, name="etcd-login", daemon=True).start()
+            return
         self._hub.failed(message.endpoint)
 
     def _login(self, seen: int, timeout_s: float) -> None:

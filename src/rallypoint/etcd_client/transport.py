@@ -37,6 +37,8 @@ _OPTIONS = (
     ("grpc.service_config_disable_resolution", 1),
 )
 
+Files = tuple[bytes | None, bytes | None, bytes | None]
+
 _used_by: int | None = None
 
 
@@ -80,7 +82,7 @@ class CallFailedError(Exception):
 class Line:
     """The connection to one endpoint, made when it is first used.  Safe to use from many threads."""
 
-    def __init__(self, endpoint: str, tls: Tls | None) -> None:
+    def __init__(self, endpoint: str, tls: Tls | None, files: Files | None = None) -> None:
         self.endpoint = endpoint
         self._grpc = load_grpc()
         self._pid = os.getpid()
@@ -90,9 +92,8 @@ class Line:
         else:
             if tls.server_name is not None:
                 options.append(("grpc.ssl_target_name_override", tls.server_name))  # type: ignore[arg-type]
-            self._channel = self._grpc.secure_channel(
-                endpoint, self._grpc.ssl_channel_credentials(*tls.read()), options
-            )
+            credentials = self._grpc.ssl_channel_credentials(*(files or tls.read()))
+            self._channel = self._grpc.secure_channel(endpoint, credentials, options)
         self._methods: dict[str, Any] = {}
 
     def call(self, method: str, request: bytes, timeout_s: float, metadata: tuple[tuple[str, str], ...]) -> bytes:
@@ -132,7 +133,10 @@ class Line:
     def stream(self, method: str, requests: Iterator[bytes], metadata: tuple[tuple[str, str], ...]) -> Stream:
         """A conversation; it lasts until either side ends it."""
         check_process(self._pid)
-        return Stream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
+        try:
+            return Stream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
+        except ValueError as problem:
+            raise CallFailedError("CANCELLED", str(problem)) from problem
 
     def _method(self, name: str) -> Any:
         method = self._methods.get(name)
@@ -172,7 +176,9 @@ class Lines:
     """The lines to all endpoints of a cluster, each opened when it is first asked for."""
 
     def __init__(self, tls: Tls | None) -> None:
+        load_grpc()  # what is missing is said now, and not by some thread later
         self._tls = tls
+        self._files = tls.read() if tls is not None else None
         self._lock = threading.Lock()
         self._lines: dict[str, Line] = {}
         self._closed = False
@@ -186,7 +192,7 @@ class Lines:
             if self._closed:
                 raise CallFailedError("CANCELLED", "the client was closed")
             if endpoint not in self._lines:
-                self._lines[endpoint] = Line(endpoint, self._tls)
+                self._lines[endpoint] = Line(endpoint, self._tls, self._files)
             return self._lines[endpoint]
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 Each watch knows the revision of the next event that it needs.  After a break it is created anew from there, so nothing
 is lost; events before it are dropped, so nothing is repeated.  Two things move it on: events, and etcd's word that
-this very watch has seen everything so far.  The answer to a progress request is no such word: etcd before 3.4.25 and
-3.5.8 gives it without looking whether all events were sent.  It proves that the stream lives, no more.
+this very watch has seen everything so far.  The answer to a progress request is no such word: many versions of etcd
+give it without looking whether all events were sent (etcd's issue 15220).  It proves that the stream lives, no more.
 """
 
 from __future__ import annotations
