@@ -52,12 +52,12 @@ def run(console: Console, output: Path) -> None:
     console.print(f"plot: {output / 'form.png'}")
 
 
-def form(implementation: str, nodes: int, give_up_s: float | None = None) -> float:
+def form(implementation: str, nodes: int, give_up_s: float | None = None, endpoint: str | None = None) -> float:
     """Seconds until the last of so many nodes, joining at one instant, has its rank.
 
-    TimeoutError where they do not meet before somebody gives up.
+    TimeoutError where they do not meet before somebody gives up.  Without an endpoint, one of the nodes serves it.
     """
-    endpoint, run_id = f"127.0.0.1:{free_port()}", f"bench-{next(_runs)}"
+    endpoint, run_id = endpoint or f"127.0.0.1:{free_port()}", f"bench-{next(_runs)}"
     shares = [nodes // PROCESSES + (i < nodes % PROCESSES) for i in range(PROCESSES)]
     started = [
         Worker("benchmarks.node", implementation, endpoint, run_id, str(nodes), str(nodes), str(n)) for n in shares

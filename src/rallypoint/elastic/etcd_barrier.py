@@ -25,8 +25,8 @@ OURS = "rallypoint"
 
 _SEEN_S = 1.0
 """How long PyTorch's nodes get to see that somebody waits before a broken world is cleared away: they learn it no other way."""
-_ONE_NODE_S = 0.001
-_LONGEST_PAUSE_S = 0.05
+_ONE_NODE_S = 0.004
+_LONGEST_PAUSE_S = 0.25
 
 
 class Seat(NamedTuple):
@@ -136,16 +136,14 @@ class Barrier:
         if state["status"] == protocol.CLOSED:
             raise RendezvousClosedError(f"run {self._run_id!r} is closed: nobody can join it any more")
         if state["status"] == protocol.SETUP:
-            self._next(found, protocol.SETUP_TTL_S, term)
-            return None, None
+            return None, self._next(found, protocol.SETUP_TTL_S, term)
         mine = seat is not None and seat.version == state["version"]
         if state["status"] == protocol.JOINABLE:
             return self._hold(seat, found, term) if seat is not None and mine else self._join(found, term)
         if state["status"] == protocol.FROZEN:
             if seat is not None and mine:
                 return seat, self._confirm(seat, found, term)
-            self._next(found, protocol.FROZEN_TTL_S, term)
-            return None, None
+            return None, self._next(found, protocol.FROZEN_TTL_S, term)
         self._wait_for_the_next(found, term)
         return None, None
 
@@ -170,8 +168,7 @@ class Barrier:
         state = found.state
         assert state is not None
         if len(state["participants"]) >= self._max:
-            self._next(found, protocol.JOINABLE_TTL_S, term)
-            return None, None
+            return None, self._next(found, protocol.JOINABLE_TTL_S, term)
         edit = protocol.joined(state, self._min, self._max)
         started = time.monotonic()
         text = protocol.written(edit.state)
@@ -184,15 +181,12 @@ class Barrier:
             return seat, _Found(edit.state, text, swapped.modified)
         self._conflicts += 1
         step_back(self._conflicts, time.monotonic() - started, term)
-        if swapped.there is None:
-            return None, None
-        return None, _Found(protocol.read(swapped.there), swapped.there, found.at)
+        return None, None
 
     def _hold(self, seat: Seat, found: _Found, term: Term) -> tuple[Seat | None, _Found | None]:
         """Wait for more; the one that completed min keeps the state alive, and ends the last call."""
         if seat.rank != self._min - 1:
-            self._next(found, protocol.JOINABLE_TTL_S, term)
-            return seat, None
+            return seat, self._next(found, protocol.JOINABLE_TTL_S, term)
         assert found.state is not None
         now = time.monotonic()
         if now >= self._last_call_at:
@@ -202,15 +196,13 @@ class Barrier:
             self._keep_at = now + protocol.JOINABLE_TTL_S / 2
             self._edit(found, Edit(found.state, protocol.JOINABLE_TTL_S), term)
             return seat, None
-        self._next(found, min(self._last_call_at, self._keep_at) - now, term)
-        return seat, None
+        return seat, self._next(found, min(self._last_call_at, self._keep_at) - now, term)
 
     def _confirm(self, seat: Seat, found: _Found, term: Term) -> _Found | None:
         assert found.state is not None
         key = self._keep_alive(seat)
         if key in found.state["keep_alives"]:
-            self._next(found, protocol.FROZEN_TTL_S, term)
-            return None
+            return self._next(found, protocol.FROZEN_TTL_S, term)
         if self._lease is None or self.seat != seat:
             if self._lease is not None:
                 self._lease.stop()
@@ -226,7 +218,7 @@ class Barrier:
             return _Found(edit.state, text, swapped.modified)
         self._conflicts += 1
         step_back(self._conflicts, time.monotonic() - started, term)
-        return None if swapped.there is None else _Found(protocol.read(swapped.there), swapped.there, found.at)
+        return None
 
     def _wait_for_the_next(self, found: _Found, term: Term) -> None:
         """Say that one more waits, and clear the world away once somebody in it is gone."""
@@ -267,17 +259,26 @@ class Barrier:
         step_back(self._conflicts, time.monotonic() - started, term)
         return False
 
-    def _next(self, found: _Found, limit_s: float, term: Term) -> None:
-        """Wait until the state has changed, or for so long."""
-        if found.state is not None:
-            self._pause(found.state)
+    def _next(self, found: _Found, limit_s: float, term: Term) -> _Found | None:
+        """Wait until the state has changed, or for so long; the state then, where it was looked at."""
+        if found.state is not None and self._pause(found.state):
+            now = self._look(term)
+            if now.text != found.text:
+                return now
         wait_for_event(self._keys, [(self._active, False)], found.at, min(limit_s, term.left_s()))
         # The event may be one of many by now: what counts is how things are.
+        return None
 
-    def _pause(self, state: State) -> None:
-        """In a crowd the state changes all the time; not every change is looked at by everybody."""
-        crowd = len(state.get("participants", ()))
-        time.sleep(min(crowd * _ONE_NODE_S, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0))
+    def _pause(self, state: State) -> bool:
+        """In a crowd the state changes all the time; who waits looks seldom while many are missing, often at the end.
+
+        Whether it was worth a word.
+        """
+        here = len(state.get("participants", ()))
+        missing = here - len(state["keep_alives"]) if "keep_alives" in state else self._max - here
+        pause_s = min(max(missing, 0) * _ONE_NODE_S, 2 * here * _ONE_NODE_S, _LONGEST_PAUSE_S)
+        time.sleep(pause_s * random.uniform(0.5, 1.0))
+        return pause_s > _ONE_NODE_S
 
     def _missing(self, state: State, term: Term) -> tuple[bool, bool, int]:
         """Whether a keep-alive key is gone, whether one of PyTorch's is there, and when that was."""

@@ -30,7 +30,7 @@ FORBIDDEN, CLEARED = 110, 401
 _ONE_ATTEMPT_S, _LONE_ATTEMPT_S = 5.0, 20.0
 _CONNECT_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-_QUICK_WRITE_S, _LONGEST_STEP_BACK_S = 0.001, 1.0
+_QUICK_WRITE_S, _LONGEST_STEP_BACK_S = 0.001, 0.25
 _HISTORY_S = 2.0
 PAST = frozenset({"delete", "expire", "compareAndDelete"})
 
@@ -425,7 +425,7 @@ def step_back(conflicts: int, write_s: float, term: Term) -> None:
 
     With each conflict the guess of how many they are doubles; they share the time of as many writes.
     """
-    pause_s = min(2.0 ** min(conflicts, 6) * max(write_s, _QUICK_WRITE_S), _LONGEST_STEP_BACK_S, term.left_s())
+    pause_s = min(2.0 ** min(conflicts, 5) * max(write_s, _QUICK_WRITE_S), _LONGEST_STEP_BACK_S, term.left_s())
     time.sleep(random.uniform(0.0, pause_s))
 
 

@@ -274,7 +274,7 @@ class EtcdV2Store(Store):
                 return new
             conflicts += 1
             step_back(conflicts, time.monotonic() - started, term)
-            raw, index = (swapped.there, None) if swapped.there else self._raw(path, term)
+            raw, index = self._raw(path, term)  # what stood in the way may be old by now
 
     def _raw(self, path: str, term: Term) -> tuple[str | None, int | None]:
         node = self._keys.read(path, term).node

@@ -1,0 +1,99 @@
+"""How long nodes take to meet on etcd's API v2, and what a read costs: ours and torch's, side by side in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.meeting import form
+from rallypoint.elastic.etcd_server import EtcdServer
+
+BACKENDS = ("etcd-v2", "etcd")
+SIZES = (16, 64)
+GOALS = {("etcd-v2", 64): "50", ("etcd", 16): "3", ("etcd", 64): "3"}
+GIVE_UP_S = 60.0
+KEYS = 1000
+READS = 300
+
+
+def run(console: Console, output: Path) -> None:
+    """Form on both backends, and read one of many keys; nothing is drawn, so `output` stays as it is."""
+    with serving() as server:
+        endpoint = server.get_endpoint()
+        for backend in BACKENDS:
+            table = Table(
+                *("nodes", f"torch {backend}, s", f"our {backend}, s", "times faster", "goal"),
+                title=f"{backend}: form",
+                title_justify="left",
+            )
+            for size in SIZES:
+                theirs, ours = (taken(f"{owner}:{backend}", size, endpoint) for owner in ("torch", "rallypoint"))
+                table.add_row(
+                    str(size), shown(theirs), shown(ours), ratio(theirs, ours), GOALS.get((backend, size), "")
+                )
+            console.print(table)
+        reads = Table(*("", "torch, ms", "ours, ms", "times faster", "goal"), title="EtcdStore", title_justify="left")
+        theirs_ms, ours_ms = read_ms(server)
+        reads.add_row(
+            *(f"get, {KEYS:,} keys in the prefix", f"{theirs_ms:.2f}", f"{ours_ms:.2f}"),
+            *(f"{theirs_ms / ours_ms:.0f}", "10"),
+        )
+        console.print(reads)
+
+
+@contextmanager
+def serving() -> Iterator[EtcdServer]:
+    """An etcd for both."""
+    server = EtcdServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def taken(implementation: str, nodes: int, endpoint: str) -> float | None:
+    """Seconds until a world has formed; None where it has not by the time that we give up."""
+    try:
+        return form(implementation, nodes, GIVE_UP_S, endpoint)
+    except TimeoutError:
+        return None
+
+
+def shown(seconds: float | None) -> str:
+    """A time, or what is known of it."""
+    return f">= {GIVE_UP_S:.0f}" if seconds is None else f"{seconds:.2f}"
+
+
+def ratio(theirs: float | None, ours: float | None) -> str:
+    """How many times ours is faster, or at least how many."""
+    if ours is None:
+        return ""
+    return f">= {GIVE_UP_S / ours:.0f}" if theirs is None else f"{theirs / ours:.1f}"
+
+
+def read_ms(server: EtcdServer) -> tuple[float, float]:
+    """Milliseconds that one read takes, on torch's store and on ours, in a directory with many keys."""
+    from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore as TorchStore
+
+    from rallypoint.elastic.etcd_store import EtcdStore
+
+    client = server.get_client()
+    ours: Any = EtcdStore(client, "/bench")
+    ours.multi_set([f"key{number}" for number in range(KEYS)], ["value"] * KEYS)
+    theirs = TorchStore(client, "/bench")
+    return _mean_ms(lambda: theirs.get("key500"), READS // 10), _mean_ms(lambda: ours.get("key500"), READS)
+
+
+def _mean_ms(read: Callable[[], bytes], times: int) -> float:
+    read()
+    began = time.monotonic()
+    for _ in range(times):
+        read()
+    return (time.monotonic() - began) / times * 1000
