@@ -65,8 +65,12 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
+        # It brings torch, where that is installed: now, and not between a rendezvous and its workers.
+        from rallypoint.elastic.etcd_store import EtcdStore
+
         self.client = client
         self.run_id = run_id
+        self._make_store = EtcdStore
         self._timeout_s = timeout
         self._keys = Keys.of(client)
         self._root = f"/{prefix.strip('/')}/run_{run_id}"
@@ -168,14 +172,12 @@ class EtcdRendezvous:
 
     def setup_kv_store(self, rdzv_version: str) -> Any:
         """The store of a version."""
-        from rallypoint.elastic.etcd_store import EtcdStore  # brings torch, where that is installed
-
         path = self.get_path(f"/rdzv/v_{rdzv_version}/kv")
         try:
             self._keys.make_directory(path, self._patience())
         except StoreError as exc:
             raise _away(self.run_id, exc) from exc
-        return EtcdStore(self.client, path)
+        return self._make_store(self.client, path)
 
     def _extra_data(self, version: str) -> str:
         return self.get_path(f"/rdzv/v_{version}/extra_data")

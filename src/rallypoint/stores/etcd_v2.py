@@ -1,7 +1,7 @@
 """The keys of an etcd cluster by its API v2, asked so that an answer which is lost is never taken for a refusal.
 
-Given is a client of python-etcd, for its addresses, certificates and pool of connections; the asking is done here, because
-that client repeats a write whose answer was lost, and then reports the write that happened as refused.  A member that
+Given is a client of python-etcd, for its address, certificates and password; the asking is done here, because that
+client repeats a write whose answer was lost, and then reports the write that happened as refused.  A member that
 does not answer is left for another one.  A conditional write carries a value that nobody else writes, so that after a
 lost answer the keys themselves tell what became of it.
 """
@@ -14,21 +14,24 @@ import os
 import random
 import re
 import secrets
+import socket
+import ssl
 import time
 import weakref
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
+from rallypoint.stores.etcd_v2_line import Line, Response, connect, request, tls_context
 
 NO_KEY, COMPARE_FAILED, NOT_A_FILE, NOT_A_DIRECTORY, ALREADY_THERE = 100, 101, 102, 104, 105
 FORBIDDEN, CLEARED = 110, 401
 
 _ONE_ATTEMPT_S, _LONE_ATTEMPT_S = 5.0, 20.0
 _CONNECT_S = 3.0
+_MOST_IDLE = 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _QUICK_WRITE_S, _LONGEST_STEP_BACK_S = 0.001, 0.25
 _HISTORY_S = 2.0
@@ -101,9 +104,14 @@ class Keys:
     """The keys of one cluster.  Methods may be called from any thread; each tries for as long as its term lasts."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
-        self._pool = client.http
-        self._start = str(client.key_endpoint)
+        # Nothing here holds the client: it is what the table of all of them is keyed by.
+        self._start, self._machines = str(client.key_endpoint), f"{client.version_prefix}/machines"
+        self._tls: Mapping[str, Any] = client.http.connection_pool_kw
+        self.patience_s = float(client.read_timeout) or 60.0
+        self.headers = _authorization(client.username, client.password)
+        self._context: ssl.SSLContext | None = None
+        self._idle: dict[str, list[Line]] = {}
+        weakref.finalize(self, _hang_up, self._idle).atexit = False
         self._members = [str(client.base_uri)]
         self._lone = False
         self._learnt = False
@@ -123,24 +131,11 @@ class Keys:
         """The address that is asked first."""
         return self._members[0]
 
-    @property
-    def patience_s(self) -> float:
-        """How long a call may take, as the client was told."""
-        return float(self._client.read_timeout) or 60.0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Who is asking."""
-        name, password = self._client.username, self._client.password
-        if not name:
-            return {}
-        return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
-
-    @property
-    def tls(self) -> Mapping[str, Any]:
-        """The certificates that the client was given, by the names of urllib3."""
-        given: Mapping[str, Any] = self._pool.connection_pool_kw
-        return given
+    def connect(self, member: str, timeout_s: float) -> socket.socket:
+        """A new connection to a member."""
+        if self._context is None and member.startswith("https:"):
+            self._context = tls_context(self._tls)
+        return connect(member, self._context, timeout_s)
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -261,9 +256,9 @@ class Keys:
                 failure, unclear = exc, method != "GET"
             self._turn(term, failure, f"{method} {path}", unclear)
 
-    def url(self, path: str, member: str | None = None) -> str:
-        """The address of a key."""
-        return f"{member or self.member}{self._start}{quote(re.sub('/+', '/', path))}"
+    def where(self, path: str) -> str:
+        """A key's path in the API."""
+        return f"{self._start}{re.sub('/+', '/', path)}"
 
     def turn_away(self, member: str) -> None:
         """This member does not answer: ask another one first from now on."""
@@ -282,61 +277,65 @@ class Keys:
         """Find out, once, who else is in the cluster; a cluster of one needs no majority."""
         if self._learnt:
             return
-        import urllib3
-
+        member = self.member
+        sent = request("GET", member, self._machines, {}, self.headers)
         try:
-            response = self._pool.request(
-                "GET",
-                f"{self.member}{self._client.version_prefix}/machines",
-                timeout=urllib3.Timeout(total=min(term.left_s() + 0.01, _ONE_ATTEMPT_S)),
-                retries=False,
-                headers=self.headers,
-            )
-        except (urllib3.exceptions.HTTPError, OSError):
+            response = self._exchange(member, sent, min(term.left_s() + 0.01, _ONE_ATTEMPT_S))
+        except (_UnsentError, _UnansweredError):
             return
         if response.status == 200:
-            others = [uri.strip() for uri in response.data.decode(errors="replace").split(",") if uri.strip()]
+            others = [uri.strip() for uri in response.body.decode(errors="replace").split(",") if uri.strip()]
             self._lone = len(others) == 1
             known = self._members
             self._members = [*known, *(uri for uri in others if uri not in known)] if len(others) > 1 else known
         self._learnt = response.status < 500
 
     def _once(self, method: str, path: str, fields: Mapping[str, str], term: Term) -> Answer:
-        import urllib3
-        from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
-
-        if os.getpid() != self._pid:
-            self._pool.clear()  # the connections are the parent's
-            self._pid = os.getpid()
         member = self.member
         attempt_s = min(max(term.left_s(), 0.01), _ONE_ATTEMPT_S if len(self._members) > 1 else _LONE_ATTEMPT_S)
-        timeout = urllib3.Timeout(connect=min(attempt_s, _CONNECT_S), read=attempt_s)
-        extra: dict[str, Any] = {"encode_multipart": False} if method in ("PUT", "POST") else {}
         try:
-            response = self._pool.request(
-                method,
-                self.url(path, member),
-                fields=dict(fields),
-                timeout=timeout,
-                retries=False,
-                headers=self.headers,
-                **extra,
+            response = self._exchange(
+                member, request(method, member, self.where(path), fields, self.headers), attempt_s
             )
-        except (NewConnectionError, ConnectTimeoutError) as exc:
+            answer = read_answer(response.status, response.headers, response.body, member)
+            if answer is None:
+                raise _UnansweredError(f"{member} answered {response.status}: {response.body[:200]!r}")
+        except (_UnsentError, _UnansweredError):
             self.turn_away(member)
-            raise _UnsentError(_words(exc, member)) from exc
-        except SSLError as exc:
-            self.turn_away(member)
-            raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
-        except (HTTPError, OSError) as exc:
-            self.turn_away(member)
-            raise _UnansweredError(_words(exc, member)) from exc
-        answer = read_answer(response.status, response.headers, response.data, member)
-        if answer is None:
-            self.turn_away(member)
-            raise _UnansweredError(f"{member} answered {response.status}: {response.data[:200]!r}")
+            raise
         self.noted(answer.at)
         return answer
+
+    def _exchange(self, member: str, sent: bytes, timeout_s: float) -> Response:
+        """Send a request over a line that is free, and hear the answer."""
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            _hang_up(self._idle)  # these lines are the parent's
+        idle = self._idle.setdefault(member, [])
+        try:
+            line = idle.pop() if idle else Line(self.connect(member, min(timeout_s, _CONNECT_S)))
+        except IndexError:
+            line = Line(self.connect(member, min(timeout_s, _CONNECT_S)))  # another thread was faster
+        except ssl.SSLError as exc:
+            raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
+        except OSError as exc:
+            raise _UnsentError(_words(exc, member)) from exc
+        try:
+            response = line.ask(sent, timeout_s)
+        except BaseException as exc:
+            for spoiled in [line, *idle]:
+                spoiled.close()
+            idle.clear()
+            if isinstance(exc, ssl.SSLError):
+                raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
+            if isinstance(exc, OSError):
+                raise _UnansweredError(_words(exc, member)) from exc
+            raise
+        if response.headers.get("Connection", "").lower() == "close" or len(idle) >= _MOST_IDLE:
+            line.close()
+        else:
+            idle.append(line)
+        return response
 
     def _turn(self, term: Term, exc: Exception, asked: str, unclear: bool) -> None:
         """After a failure: wait a little, or give up."""
@@ -432,6 +431,18 @@ def step_back(conflicts: int, write_s: float, term: Term) -> None:
 def token() -> str:
     """A name that nobody else has."""
     return secrets.token_hex(12)
+
+
+def _hang_up(lines: dict[str, list[Line]]) -> None:
+    for idle in lines.values():
+        while idle:
+            idle.pop().close()
+
+
+def _authorization(name: str | None, password: str | None) -> dict[str, str]:
+    if not name:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
 
 
 def _node(said: Mapping[str, Any]) -> Node:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import select
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import CLEARED, Answer, Keys, read_answer
+from rallypoint.stores.etcd_v2_line import read_response, request
 
 _CONNECT_S = 3.0
 _SLICE_S = 10.0
@@ -32,19 +31,12 @@ class Watch:
 
     def __init__(self, keys: Keys, path: str, index: int, *, recursive: bool = False) -> None:
         self._member = keys.member
-        query = f"wait=true&waitIndex={index}" + ("&recursive=true" if recursive else "")
-        url = urlsplit(f"{keys.url(path, self._member)}?{query}")
-        headers = "".join(f"{name}: {value}\r\n" for name, value in keys.headers.items())
-        host = url.hostname or "localhost"
-        request = f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n{headers}Connection: close\r\n\r\n"
+        fields = {"wait": "true", "waitIndex": str(index), **({"recursive": "true"} if recursive else {})}
         self._buffer = b""
         try:
-            self._sock = socket.create_connection((host, url.port or 2379), _CONNECT_S)
+            self._sock = keys.connect(self._member, _CONNECT_S)
             try:
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if url.scheme == "https":
-                    self._sock = _context(keys).wrap_socket(self._sock, server_hostname=host)
-                self._sock.sendall(request.encode())
+                self._sock.sendall(request("GET", self._member, keys.where(path), fields, keys.headers, last=True))
                 self._sock.setblocking(False)
             except BaseException:
                 self._sock.close()
@@ -76,22 +68,12 @@ class Watch:
         self._sock.close()
 
     def _read(self) -> Answer | None:
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        response = read_response(self._buffer)
+        if response is None:
             return None
-        status_line, *lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
-        headers = {name.strip().title(): value.strip() for name, _, value in pairs}
-        if headers.get("Transfer-Encoding", "").lower() == "chunked":
-            whole = _dechunked(body)
-            if whole is None:
-                return None
-            body = whole
-        elif len(body) < int(headers.get("Content-Length", "0")):
-            return None
-        answer = read_answer(int(status_line.split(" ")[1]), headers, body, self._member)
+        answer = read_answer(response.status, response.headers, response.body, self._member)
         if answer is None:
-            raise ConnectionResetError(f"etcd at {self._member} cannot watch: {body[:200]!r}")
+            raise ConnectionResetError(f"etcd at {self._member} cannot watch: {response.body[:200]!r}")
         return answer
 
 
@@ -130,30 +112,6 @@ def wait_for_event(
             # Nobody hurries: where etcd is away, the next look is the one that waits for it.
             select.select([] if waker is None else [waker], [], [], min(max(deadline - time.monotonic(), 0.0), 0.02))
             return None
-
-
-def _dechunked(body: bytes) -> bytes | None:
-    """The content of a body that comes in pieces; None while some are missing."""
-    content = b""
-    while True:
-        size_text, found, rest = body.partition(b"\r\n")
-        if not found:
-            return None
-        size = int(size_text.split(b";")[0], 16)
-        if size == 0:
-            return content
-        if len(rest) < size + 2:
-            return None
-        content += rest[:size]
-        body = rest[size + 2 :]
-
-
-def _context(keys: Keys) -> ssl.SSLContext:
-    given: Any = keys.tls
-    context = ssl.create_default_context(cafile=given.get("ca_certs"))
-    if given.get("cert_file"):
-        context.load_cert_chain(given["cert_file"], given.get("key_file"))
-    return context
 
 
 class EtcdBell:
