@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rallypoint.etcd_client import EtcdClient, EtcdNoSpaceError, EtcdUnavailableError
+from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdNoSpaceError, EtcdUnavailableError
 from tests.etcd.servers import HOST, shared
 from tests.etcd_client.stage import etcd, etcdctl, fresh, user_of
 
@@ -87,6 +87,12 @@ def test_an_unreachable_member_first_in_the_list_costs_a_moment(silent: str, web
                 client.put(prefix, "y")
                 assert watch.get(timeout_s=4) is not None
             assert time.monotonic() < start + 2, "from then on the other one is asked first"
+
+
+def test_a_write_that_reached_nobody_is_not_ambiguous(silent: str) -> None:
+    with EtcdClient(silent, timeout_s=1) as client, pytest.raises(EtcdUnavailableError) as refusal:
+        client.put("a", "1")
+    assert not isinstance(refusal.value, EtcdAmbiguousError)
 
 
 def test_a_member_that_starts_late_is_waited_for() -> None:
