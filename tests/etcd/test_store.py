@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore as TorchEt
 
 from rallypoint.elastic.etcd_store import EtcdStore
 from rallypoint.stores import StoreError
+from rallypoint.stores.etcd_v2 import Keys
 from rallypoint.stores.etcd_v2_names import LARGEST_VALUE
 from rallypoint.stores.etcd_v2_store import EtcdV2Store
 from tests.etcd.proxy import Proxy
@@ -252,6 +253,25 @@ def test_a_change_whose_answer_is_lost_happens_once(proxy: Proxy, proxied: Any, 
     proxy.lose_answer_to("PUT")
     do(store)
     assert look(store) == expected
+    assert proxy.lost == 1
+
+
+def test_a_refusal_whose_answer_is_lost_is_not_taken_for_success_because_another_wrote_the_same(
+    proxy: Proxy, proxied: Any, one_etcd: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (EtcdV2Store(client, f"/stores/{name}", SOON) for client in (proxied, one_etcd.client()))
+    store.set("n", "5")
+    swap = Keys.swap
+
+    def swap_too_late(self: Keys, *args: Any, **options: Any) -> Any:
+        # Between the reading and the writing of ours.
+        monkeypatch.setattr(Keys, "swap", swap)
+        assert other.add("n", 1) == 6
+        proxy.lose_answer_to("PUT")
+        return swap(self, *args, **options)
+
+    monkeypatch.setattr(Keys, "swap", swap_too_late)
+    assert store.add("n", 1) == 7
     assert proxy.lost == 1
 
 

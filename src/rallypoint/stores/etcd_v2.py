@@ -111,7 +111,7 @@ class Keys:
         self.headers = _authorization(client.username, client.password)
         self._context: ssl.SSLContext | None = None
         self._idle: dict[str, list[Line]] = {}
-        weakref.finalize(self, _hang_up, self._idle).atexit = False
+        weakref.finalize(self, _hang_up, self._idle)
         self._members = [str(client.base_uri)]
         self._lone = False
         self._learnt = False
