@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import documents, keys, meeting, simulated, torchrun
+from benchmarks import documents, etcd_client, etcd_v2, keys, meeting, simulated, torchrun
 
 OUTPUT = Path("build/bench")
 
@@ -19,6 +19,8 @@ def main() -> None:
     keys.run(console, OUTPUT)
     documents.run(console, OUTPUT)
     torchrun.run(console, OUTPUT)
+    etcd_v2.run(console, OUTPUT)
+    etcd_client.run(console, OUTPUT)
     simulated.run(console, OUTPUT)
 
 
