@@ -17,13 +17,36 @@ from typing import Any
 
 from tests.conformance.locked_file import LockedFileBackend, SilentFileBackend
 
+
+class Voice(threading.local):
+    """Which play a thread speaks for; that of others is their own."""
+
+    play = 0
+
+
 _speaking = threading.Lock()
+_voice = Voice()
+_plays = [0]
 
 
 def say(event: str, **details: Any) -> None:
-    """One line for the test to read."""
+    """One line for the test to read; who is left over from an earlier play is not heard any more."""
     with _speaking:
-        print(json.dumps({"event": event, **details}), flush=True)
+        if _voice.play == _plays[-1]:
+            print(json.dumps({"event": event, **details}), flush=True)
+
+
+def perform(play: int, act: Callable[..., None], *arguments: Any) -> None:
+    """Act in a thread that speaks for this play only."""
+    _voice.play = play
+    act(*arguments)
+
+
+def begin_play() -> None:
+    """From now on nobody speaks but this thread and those that it starts."""
+    with _speaking:
+        _plays.append(_plays[-1] + 1)
+        _voice.play = _plays[-1]
 
 
 class Puppet:
@@ -54,10 +77,13 @@ class Puppet:
     def join(self) -> None:
         handler = self.handler
         info = handler.next_rendezvous()
+        if self.handler is not handler:
+            return
         where = info.bootstrap_store_info
         self.info, self.world = info, f"{where.master_addr}:{where.master_port}"
         say("placed", rank=info.rank, size=info.world_size, fence=self.world)
-        threading.Thread(target=self.watch, args=(handler, self.world), daemon=True).start()
+        act = (_voice.play, self.watch, handler, self.world)
+        threading.Thread(target=perform, args=act, daemon=True).start()
 
     def watch(self, handler: Any, world: str) -> None:
         """Ask as torch's agent does, only more often."""
@@ -113,6 +139,7 @@ class Puppet:
             handler._stop_heartbeats()
         elif handler is not None:
             handler._member.link.close()
+        begin_play()
         say("reset")
 
 
@@ -146,11 +173,13 @@ def main() -> None:
     else:
         import torch.distributed  # noqa: F401  # now, and not in the middle of a test
     puppet = Puppet()
+    begin_play()
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)
         command = getattr(puppet, order.pop("do"))
-        threading.Thread(target=obey, args=(command, order), daemon=True).start()
+        act = (_plays[-1], obey, command, order)
+        threading.Thread(target=perform, args=act, daemon=True).start()
 
 
 if __name__ == "__main__":
