@@ -129,7 +129,7 @@ def test_numbered_writes_across_kills_stops_and_compactions() -> None:
     with etcd("3.4", 3) as cluster:
         phases, missed = play(cluster, seed=1, writes=400, a_phase=50)
     assert phases == 8
-    assert 4 <= missed < 200, "changes were lost to each compaction that struck, and made up for"
+    assert missed >= 4, "changes were lost to each compaction that struck, and made up for"
 
 
 @pytest.mark.soak
@@ -139,4 +139,4 @@ def test_ten_thousand_numbered_writes(version: str, seed: int) -> None:
     with etcd(version, 3) as cluster:
         phases, missed = play(cluster, seed, writes=10_000, a_phase=250)
     assert phases >= 40
-    assert 20 <= missed < 5000
+    assert missed >= 20

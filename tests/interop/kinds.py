@@ -24,6 +24,7 @@ SERVER = frozenset(
     {
         "overflow",  # the sum wraps
         "wakes for values only",  # a compare_set that sets nothing wakes who waits for the key
+        "firm barriers",  # a write to a barrier's key opens it for those who stand there
         "wakes the next",  # an entry that is not fetched by the one who was woken for it wakes nobody
     }
 )

@@ -67,6 +67,21 @@ def test_a_sum_beyond_64_bits_wraps_at_torch_and_is_refused_by_ours(
     assert ["does not fit into 64 bits" in record.getMessage() for record in caplog.records] == [True, True]
 
 
+def test_a_write_to_a_barrier_opens_it_at_torch_and_not_at_ours(
+    ours_on_torch: TcpStore, ours_on_ours: TcpStore, crew: Crew
+) -> None:
+    at_torch, at_ours = ours_on_torch.clone(), ours_on_ours.clone()
+    opened = crew.start(at_torch.barrier, "b", 2)
+    shut = crew.start(at_ours.barrier, "b", 2)
+    for store in (ours_on_torch, ours_on_ours):
+        store.wait(["b"])
+        store.set("b", "1")
+    result(opened)
+    assert still_waiting(shut)
+    ours_on_ours.barrier("b", 2)
+    result(shut)
+
+
 def test_an_addition_to_text_ends_the_connection_on_both_and_ours_says_why(
     torch_on_torch: RemoteStore,
     torch_on_ours: RemoteStore,

@@ -135,7 +135,7 @@ def test_a_barrier_opens_for_the_last(handles: Handles, parked: Parked, crew: Cr
         result(future)
 
 
-@needs("barrier key")
+@needs("barrier key", "firm barriers")
 def test_writing_to_a_barrier_does_not_open_it(handles: Handles, parked: Parked, crew: Crew) -> None:
     store = handles.open()
     waiting = crew.start(handles.open().barrier, "b", 2)
