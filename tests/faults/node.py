@@ -79,7 +79,7 @@ class Puppet:
     def reach(self) -> None:
         """Put a question to the authority, which waits for a connection, and say where the node stands then."""
         member = self.here()._member
-        assert member._is_heard(time.monotonic() + PATIENCE_S), "the authority was not reached"
+        assert member.link.is_heard(time.monotonic() + PATIENCE_S), "the authority was not reached"
         say("reached", round=self.here().round, state=member.view.state.value)
 
     def clock(self) -> None:

@@ -9,7 +9,7 @@ from rallypoint.cli.arguments import declare_endpoint, visit
 from rallypoint.cli.output import show_table
 
 if TYPE_CHECKING:
-    from rallypoint.server.protocol import RunLine
+    from rallypoint.membership.report import RunLine
 
 HELP = "list the runs of a server"
 

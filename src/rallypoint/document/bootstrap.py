@@ -8,29 +8,24 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any
 
 from rallypoint.errors import RendezvousError
+from rallypoint.membership import addresses, round_store
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.server import StoreServer, listen
 
-_ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
-"""Addresses that exist in examples only: asking for the way to them sends nothing."""
 
-
-class Offer:
+class Offer(round_store.Offer):
     """A bound port on which this node would serve a round's store."""
 
     def __init__(self, address: str) -> None:
-        self._listener: socket.socket | None = _listen(address)
+        super().__init__(address, _listen(address))
         self._stop: Callable[[], None] | None = None
-        port = self._listener.getsockname()[1]
-        self.endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def serve(self, *, with_torch: bool) -> None:
         """This node is rank 0: serve the store, with torch's own server or ours."""
-        listener, self._listener = self._listener, None
+        listener = self.take()
         if listener is None:
             return
         if with_torch:
@@ -44,48 +39,18 @@ class Offer:
 
     def withdraw(self) -> None:
         """It is not needed, or not any more."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        super().withdraw()
         if self._stop is not None:
             self._stop()
             self._stop = None
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port of an offer."""
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def own_address(store: Any | None) -> str:
     """The address by which this machine reaches the store's server, or any other machine where it has none (rule 2)."""
     host, port = getattr(store, "host", None), getattr(store, "port", None)
-    if isinstance(host, str) and host and isinstance(port, int):
-        address = _address_toward(host, port)
-        if address and (not _is_loopback(address) or _is_loopback(host)):
-            return address
-    for elsewhere in _ELSEWHERE:
-        address = _address_toward(*elsewhere)
-        if address:
-            return address
-    return "127.0.0.1"
-
-
-def _address_toward(host: str, port: int) -> str:
-    with suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-            with socket.socket(family, kind, protocol) as probe, suppress(OSError):
-                probe.connect(address)
-                return str(probe.getsockname()[0]).partition("%")[0]
-    return ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
+    if isinstance(host, str) and isinstance(port, int):
+        return addresses.own_address(host, port)
+    return addresses.own_address()
 
 
 def _listen(address: str) -> socket.socket:

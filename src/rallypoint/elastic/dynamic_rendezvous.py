@@ -19,10 +19,11 @@ import msgspec
 from rallypoint import events
 from rallypoint.core.model import Bounds, Node, OnGiveUp, Reason, Role, Settings
 from rallypoint.core.notices import Placed
-from rallypoint.document.bootstrap import Offer, own_address, split_endpoint
+from rallypoint.document.bootstrap import Offer, own_address
 from rallypoint.document.member import DocumentMember
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.options import OptionValues, choice, number, read_options, seconds, text
+from rallypoint.membership.round_store import split_endpoint
 from rallypoint.stores import PrefixStore, TcpStore
 from rallypoint.stores.late import LateStore
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store

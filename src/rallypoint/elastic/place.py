@@ -16,26 +16,27 @@ from typing import Any
 from rallypoint.core.model import Reason
 from rallypoint.core.notices import Placed
 from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.options import read_options
-from rallypoint.elastic.rallypoint_handler import BACKEND, JOIN_TIMEOUT, OPTIONS, create_member
-from rallypoint.server.member import Member
-from rallypoint.server.protocol import Peer
-from rallypoint.server.store import RoundStore
+from rallypoint.elastic.member_backend import MemberBackend
+from rallypoint.elastic.utils import is_etcd
+from rallypoint.membership.link import Peer
+from rallypoint.membership.member import Member
+from rallypoint.membership.round_store import RoundStore
 
 
 def join(endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | None = None, **options: Any) -> Place:
     """Join a run and wait for a place in its next world.
 
+    The endpoint is that of a server, `10.0.0.5:29400`, or etcd, `etcd://a:2379,b:2379,c:2379` (`etcds://` with TLS).
     `nodes` is how many there are to be: `4`, or `"2:4"` for two to four.  The options are those of the backend
-    `rallypoint`.  Use it in a `with` block: leaving it without an exception means that this node has finished, leaving
-    it with one that it withdrew.
+    `rallypoint` or `etcd-v3`.  Use it in a `with` block: leaving it without an exception means that this node has
+    finished, leaving it with one that it withdrew.
     """
     low, high = _bounds(nodes)
-    params = RendezvousParameters(BACKEND, endpoint, run, low, high, local_addr, **options)
-    read = read_options(BACKEND, params.config, OPTIONS)
-    member = create_member(params, read)
+    backend = _backend(endpoint)
+    params = RendezvousParameters(backend.name, endpoint, run, low, high, local_addr, **options)
+    member, join_timeout_s = backend.open(params)
     try:
-        return Place(member, read[JOIN_TIMEOUT], member.join(read[JOIN_TIMEOUT]))
+        return Place(member, join_timeout_s, member.join(join_timeout_s))
     except BaseException:
         member.leave(Reason.WITHDREW, "its join failed", patience_s=0.0)
         raise
@@ -120,7 +121,17 @@ class Change:
         """Wait until it is; False where the time passes first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         until: Callable[[object], bool] = lambda _: self.is_set()  # noqa: E731
-        return self._member.link.wait(until, deadline)
+        return self._member.wait(until, deadline)
+
+
+def _backend(endpoint: str) -> MemberBackend:
+    if is_etcd(endpoint):
+        from rallypoint.elastic.etcd_v3_handler import ETCD_V3
+
+        return ETCD_V3
+    from rallypoint.elastic.rallypoint_handler import RALLYPOINT
+
+    return RALLYPOINT
 
 
 def _bounds(nodes: str | int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Both speak the same wire format, so nodes of one world need not agree.
 from __future__ import annotations
 
 from rallypoint.elastic.options import choice
-from rallypoint.server.store import Serve, serve_here
+from rallypoint.membership.round_store import Serve, serve_here
 
 AUTO, OURS, TORCH = "auto", "rallypoint", "torch"
 

@@ -68,6 +68,11 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     return host, default_port if port is None else port
 
 
+def is_etcd(endpoint: str | None) -> bool:
+    """Whether an endpoint says by its scheme that it is etcd's."""
+    return (endpoint or "").lstrip().lower().startswith(("etcd://", "etcds://"))
+
+
 def _split_endpoint(text: str) -> tuple[str, int | None]:
     """The parts of an endpoint; the ValueError is half a sentence that says what is wrong with it."""
     if text.startswith("["):

@@ -17,6 +17,7 @@ from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Me
 from rallypoint.core.model import Run
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousStateError
+from rallypoint.membership.report import find_node
 from rallypoint.server import pace, protocol, queries
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Runs, Turn
@@ -294,7 +295,7 @@ class Coordinator:
         if isinstance(ask, protocol.AskClose):
             event: CloseAsked | Lost = CloseAsked(by="an administrator", why=ask.why or "an administrator closed it")
         else:
-            node_id = queries.find(authority.run, ask.node)
+            node_id = find_node(authority.run, ask.node)
             if node_id is None:
                 return protocol.Done(ask.number, False, f"there is no node {ask.node!r} in run {ask.run_id!r}")
             event = Lost(node_id, "an administrator evicted it")

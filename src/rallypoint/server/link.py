@@ -12,25 +12,26 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from ipaddress import ip_address
 
 import msgspec
 
+from rallypoint.core.events import CloseAsked
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
+from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.membership.background import background
+from rallypoint.membership.link import Peer, Prepare
 from rallypoint.server import protocol
-from rallypoint.server.background import background
 from rallypoint.server.session import Session
 
 log = logging.getLogger("rallypoint.link")
 
 FIRST_RETRY_S = 0.02
 CONNECT_S = 5.0
-
-Prepare = Callable[[Node, str], Node]
-"""Completes a node before it joins, given the address by which this machine reaches the authority."""
 
 
 class Link:
@@ -91,12 +92,36 @@ class Link:
         """Leave for good; the connection stays until `close`."""
         self._order(lambda: self._do(lambda: self._send(self._session.leave(reason, why))))
 
-    def say(self, message: object) -> bool:
-        """Send a message of the core; False where there is no connection."""
+    def ask_to_close(self) -> bool:
+        """Ask the authority to close the run; False where there is no connection."""
         if not self._session.connected:
             return False
-        self._order(lambda: self._send(protocol.frame(message)))
+        wish = CloseAsked(by=self.view.node.id, incarnation=self.view.incarnation)
+        self._order(lambda: self._send(protocol.frame(wish)))
         return True
+
+    def is_heard(self, deadline: float) -> bool:
+        """Wait until the authority has heard all that was said up to now; False where it does not in time."""
+        while (left_s := deadline - time.monotonic()) > 0 and self.refusal is None:
+            try:
+                answer = self.ask(partial(_ask_peers, "", 0), left_s)
+            except RendezvousConnectionError:
+                return False
+            if answer.number:
+                return True
+        return False
+
+    def peers(self, placed: Placed, timeout_s: float) -> Iterator[Peer]:
+        """The members of a world in the order of their ranks, page by page."""
+        start = 0
+        while start < placed.size:
+            answer = self.ask(partial(_ask_peers, placed.seal_id, start), timeout_s)
+            if not isinstance(answer, protocol.Peers):
+                raise RendezvousError(getattr(answer, "why", "") or "the authority did not say who the peers are")
+            if not answer.page:
+                raise RendezvousError(f"the authority knows {answer.total} of {placed.size} peers only")
+            yield from answer.page
+            start += len(answer.page)
 
     def ask(self, ask: Callable[[int], protocol.Ask], timeout_s: float) -> protocol.Answer:
         """Ask the server something and wait for the answer."""
@@ -294,6 +319,10 @@ class Link:
         if always or self._session.welcomed != welcomed or _differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
+
+
+def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
+    return protocol.AskPeers(number, seal_id, start)
 
 
 def _differs(before: View, after: View) -> bool:

@@ -1,46 +1,26 @@
-"""One node's membership in a run, for threads that wait: join, hear of changes, leave; with errors in words (rule 11)."""
+"""One node's membership in a run through a server, which this very process may host (rule 16)."""
 
 from __future__ import annotations
 
-import secrets
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from datetime import timedelta
-from functools import partial
 
-import msgspec
-
-from rallypoint.core import node as core
-from rallypoint.core.events import CloseAsked
-from rallypoint.core.model import Bounds, Ending, Node, Reason, Settings
-from rallypoint.core.node import State, View
-from rallypoint.core.notices import Placed
-from rallypoint.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-)
-from rallypoint.server import protocol
-from rallypoint.server.background import background
+from rallypoint.core.model import Bounds, Node, Settings
+from rallypoint.core.node import View
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.membership.background import background
+from rallypoint.membership.link import Prepare
+from rallypoint.membership.member import Member, fresh_identity
+from rallypoint.membership.round_store import Serve, serve_here
 from rallypoint.server.hosting import Host, local_address
 from rallypoint.server.link import Link
 from rallypoint.server.session import Session
-from rallypoint.server.store import Offer, RoundStore, Serve, serve_here
-from rallypoint.stores.errors import StoreError
-
-_INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
 
 
-class Member:
-    """A node that takes part in a run through a server.  Methods may be called from any thread.
+class ServerMember(Member):
+    """A node that takes part in a run through a server.
 
     `is_host` says whether this process may serve the endpoint: True insists on it, False forbids it, None lets it serve
-    if the endpoint is an address of this machine and nobody else serves it.  `serve_store` serves a round's store where
-    this node has rank 0.
+    if the endpoint is an address of this machine and nobody else serves it.
     """
 
     def __init__(
@@ -57,179 +37,32 @@ class Member:
         close_s: float = 30.0,
         serve_store: Serve = serve_here,
     ) -> None:
-        self.run_id = run_id
-        self.call_s = call_s
-        self.close_s = close_s
-        self._serve_store = serve_store
-        self._offer: Offer | None = None
-        self._closed_run = False
-        self._joining = threading.Lock()
-        self._storing = threading.Lock()
-        self._store: RoundStore | None = None
-        self._own_address = bool(node.address)
-        self._finished = False
-        self._left = False
         address = local_address(host) if is_host is not False else ""
-        self._host = Host(address, port, run_id) if address else None
+        self._host = served = Host(address, port, run_id) if address else None
         if is_host:
             self._insist_on_hosting(host, port)
-        elif self._host is not None:
-            background().run(_on_loop(self._host))
-        session = Session(run_id, View(node=node, bounds=bounds, settings=settings))
-        self.link = Link(
-            host,
-            port,
-            session,
-            prepare=self._prepare,
-            reborn=fresh_identity,
-            find_server=self._host.serve_if_free if self._host is not None else None,
+        elif served is not None:
+            background().run(_on_loop(served))
+
+        def open_link(prepare: Prepare) -> Link:
+            session = Session(run_id, View(node=node, bounds=bounds, settings=settings))
+            find_server = served.serve_if_free if served is not None else None
+            return Link(host, port, session, prepare=prepare, reborn=fresh_identity, find_server=find_server)
+
+        super().__init__(
+            run_id,
+            open_link,
+            own_address=bool(node.address),
+            call_s=call_s,
+            close_s=close_s,
+            serve_store=serve_store,
         )
 
-    @property
-    def view(self) -> View:
-        """What the node knows at the moment."""
-        return self.link.view
-
-    # Taking part --------------------------------------------------------------------------------------------------
-
-    def join(self, timeout_s: float) -> Placed:
-        """Wait for a place in the next world, all in all at most so long (rule 13)."""
-        if self._left:
-            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
-        started = time.monotonic()
-        with self._joining:
-            placed = self._join(started, timeout_s)
-            self._open_store(placed)
-            return placed
-
-    def _join(self, started: float, timeout_s: float) -> Placed:
-        before = self.view.world
-        while True:
-            self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
-            settled = self._settle(before, started + timeout_s)
-            if not settled or self.view.state is not State.FENCED:
-                return self._outcome(settled, time.monotonic() - started)
-
-    def _settle(self, before: Placed | None, deadline: float) -> bool:
-        """Wait until a join has led to something; a spare waits without a deadline."""
-
-        def is_settled(view: View) -> bool:
-            if self.link.refusal is not None:
-                return True
-            if view.state is State.HOLDS:
-                return view.world is not before
-            return view.state in (State.CLOSED, State.REFUSED, State.FENCED)
-
-        while not self.link.wait(lambda view: is_settled(view) or view.state is State.SPARE, deadline):
-            if self.view.state is not State.SPARE:
-                return False
-        return is_settled(self.view) or self.link.wait(is_settled)
-
-    def waiting(self) -> int:
-        """Rule 6b: from memory, at once."""
-        self.link.check()
-        return core.num_nodes_waiting(self.view, time.monotonic())
-
-    def why_waiting(self) -> str:
-        """What is awaited, in words (rule 11); empty where nothing is."""
-        view = self.view
-        if view.state not in (State.WAITING, State.SPARE):
-            return ""
-        if view.out_since is not None:
-            return f"the authority at {self.link.where()} cannot be reached ({self.link.trouble})"
-        return view.why
-
-    def is_closed(self) -> bool:
-        """Whether the run is known to be closed."""
-        self.link.check()
-        return self._closed_run or self.view.state is State.CLOSED
-
-    def close_run(self) -> None:
-        """Close the run for everybody, and wait for the word that it is."""
-        if self.is_closed():
-            return
-        self.link.connect()
-        deadline = time.monotonic() + self.call_s
-        connected = self.link.wait(lambda view: self.link.is_connected or self._hung_up(), deadline)
-        if not connected or not self.link.say(CloseAsked(by=self.view.node.id, incarnation=self.view.incarnation)):
-            raise RendezvousConnectionError(
-                f"run {self.run_id!r} could not be closed: the authority at {self.link.where()} cannot be reached: "
-                f"{self.link.trouble}"
-            )
-        self._is_heard(deadline)
-        self._closed_run = self.link.wait(lambda view: view.state not in _INVOLVED, deadline)
-
-    def peers(self) -> Iterator[protocol.Peer]:
-        """The members of the world, page by page, in the order of their ranks."""
-        world = self.view.world
-        if world is None:
-            raise RendezvousError("there is no world yet: join first")
-        start, seal_id = 0, world.seal_id
-        while start < world.size:
-            answer = self.link.ask(partial(_ask_peers, seal_id, start), self.call_s)
-            if not isinstance(answer, protocol.Peers):
-                raise RendezvousError(getattr(answer, "why", "") or "the authority did not say who the peers are")
-            if not answer.page:
-                raise RendezvousError(f"the authority knows {answer.total} of {world.size} peers only")
-            yield from answer.page
-            start += len(answer.page)
-
-    def store(self, placed: Placed) -> RoundStore:
-        """The bootstrap store of a round (rule 12); rank 0 serves it, everybody connects on first use."""
-        with self._storing:
-            if self._store is not None and self._store.seal_id == placed.seal_id:
-                return self._store
-        # Another thread has joined again since: the round is over, and so is its store.
-        return RoundStore(self.run_id, placed, None, timedelta(seconds=300))
-
-    def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
-        """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self.link.wait(lambda view: not _is_in(view, placed), deadline)
-
-    def finish(self) -> None:
-        """Say that this node's work is done (rule 8), and stay for the others until `leave`."""
-        if self.view.state is State.HOLDS and not self._finished:
-            self._finished = True
-            self.link.leave(Reason.FINISHED)
-
-    def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
-        """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
-        if self._left:
+    def _let_go(self, deadline: float) -> bool:
+        """Serve the others for as long as they are connected."""
+        if self._host is None:
             return True
-        self._left = True
-        deadline = time.monotonic() + (self.close_s if patience_s is None else patience_s)
-        done = True
-        if self._finished:
-            reason = Reason.FINISHED
-        elif reason is Reason.FINISHED and self.view.world is None:
-            reason = Reason.WITHDREW  # who was never in a world has finished nothing, and nobody waits for its word
-        if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
-            if not self._finished:
-                self.link.leave(reason, why)
-            if reason is Reason.FINISHED or self.link.is_connected:
-                # A process that ends too early is taken for a lost one.
-                done = self._is_heard(deadline)
-        if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
-            done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
-        self.link.close()
-        if self._host is not None:
-            done = background().run(_until_quiet(self._host, max(deadline - time.monotonic(), 0.0))) and done
-        with self._storing:
-            self._release_store()
-        if self._offer is not None:
-            self._offer.withdraw()
-        return done
-
-    # Inside -------------------------------------------------------------------------------------------------------
-
-    def _open_store(self, placed: Placed) -> None:
-        with self._storing:
-            self._release_store()
-            listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
-            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300), self._serve_store)
-            if self._offer is not None:
-                self._offer.withdraw()
+        return background().run(_until_quiet(self._host, max(deadline - time.monotonic(), 0.0)))
 
     def _insist_on_hosting(self, host: str, port: int) -> None:
         if self._host is None:
@@ -242,83 +75,6 @@ class Member:
                 f"is_host is set, but {host}:{port} cannot be bound: another process has it; use another port, or "
                 f"leave is_host out to connect to what is there"
             )
-
-    def _prepare(self, node: Node, local: str) -> Node:
-        """Give the node an address that its peers can reach, and an offer of a store there (rules 2 and 12)."""
-        address = node.address if self._own_address else local
-        if self._offer is None or not self._offer.is_open or self._offer.address != address:
-            if self._offer is not None:
-                self._offer.withdraw()
-            try:
-                self._offer = Offer(address)
-            except StoreError as exc:
-                raise RendezvousError(
-                    f"this node would serve a store on {address}, but {exc}: local_addr must be an address of this "
-                    f"machine"
-                ) from exc
-        return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
-
-    def _is_heard(self, deadline: float) -> bool:
-        """Wait until the authority has heard all that was said up to now; False where it does not in time."""
-        while (left_s := deadline - time.monotonic()) > 0 and not self._hung_up():
-            try:
-                answer = self.link.ask(partial(_ask_peers, "", 0), left_s)
-            except RendezvousConnectionError:
-                return False
-            if answer.number:
-                return True
-        return False
-
-    def _hung_up(self) -> bool:
-        return self.link.refusal is not None
-
-    def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
-        view, link = self.view, self.link
-        if settled and view.state is State.HOLDS and view.world is not None:
-            return view.world
-        if link.refusal is not None:
-            raise RendezvousConnectionError(f"run {self.run_id!r} cannot be joined at {link.where()}: {link.refusal}")
-        if view.state is State.CLOSED:
-            if view.stood_by and view.ending is Ending.SUCCEEDED:
-                raise RendezvousGracefulExitError(f"run {self.run_id!r} ended well, and this spare was not needed")
-            raise RendezvousClosedError(f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}")
-        if view.state is State.REFUSED:
-            raise RendezvousError(f"run {self.run_id!r} cannot be joined: {view.why}")
-        link.leave(Reason.WITHDREW, "its join timed out")
-        if view.out_since is not None:
-            raise RendezvousTimeoutError(
-                f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: the authority at {link.where()} cannot be "
-                f"reached ({link.trouble}); is it running there, and does its port let nodes in?"
-            )
-        raise RendezvousTimeoutError(
-            f"run {self.run_id!r} at {link.where()} was not joined within {elapsed_s:.1f} s: {view.why}"
-        )
-
-    def _release_store(self) -> None:
-        if self._store is not None:
-            self._store.stop()
-            self._store = None
-
-
-def fresh_identity(node: Node) -> Node:
-    """The same process under a new identity."""
-    return msgspec.structs.replace(node, id=f"{node.name}.{secrets.token_hex(6)}", store="")
-
-
-def this_node(name: str = "", **wishes: object) -> Node:
-    """A node for this process, named after its machine unless it is given a name."""
-    name = name or socket.gethostname()
-    return msgspec.convert({"id": f"{name}.{secrets.token_hex(6)}", "name": name, **wishes}, Node)
-
-
-def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
-    return protocol.AskPeers(number, seal_id, start)
-
-
-def _is_in(view: View, placed: Placed) -> bool:
-    """Whether a node is a member of this world, as far as it knows."""
-    world = view.world
-    return world is not None and world.seal_id == placed.seal_id and view.state in (State.HOLDS, State.FINISHED)
 
 
 async def _on_loop(host: Host) -> bool:

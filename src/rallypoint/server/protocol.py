@@ -25,6 +25,8 @@ from rallypoint.core.notices import (
     WaitingCount,
 )
 from rallypoint.errors import RendezvousStateError
+from rallypoint.membership.link import Peer
+from rallypoint.membership.report import NodeLine, RunLine
 
 VERSION = 1
 FRAME_LIMIT = 64 * 1024
@@ -108,41 +110,12 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """I heard you."""
 
 
-class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A member of a world, as its peers see it."""
-
-    rank: int
-    name: str
-    address: str = ""
-    topology: str = ""
-
-
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
     """A page of a roster."""
 
     number: Count
     total: Count
     page: tuple[Peer, ...]
-
-
-class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One node in a status."""
-
-    name: str
-    id: str
-    standing: str
-    rank: int | None = None
-    address: str = ""
-
-
-class RunLine(msgspec.Struct, frozen=True):
-    """One run in a list."""
-
-    run_id: str
-    phase: str
-    round: int
-    nodes: int
-    situation: str
 
 
 class Status(msgspec.Struct, frozen=True, tag="status", omit_defaults=True):

@@ -12,10 +12,23 @@ from typing import Any
 
 def rallypoint() -> Callable[[Any], Any]:
     """The creator of the backend `rallypoint`."""
-    return _create
+
+    def create(params: Any) -> Any:
+        from rallypoint.elastic.rallypoint_handler import RALLYPOINT
+        from rallypoint.torchrun.backend import create_handler
+
+        return create_handler(RALLYPOINT, params)
+
+    return create
 
 
-def _create(params: Any) -> Any:
-    from rallypoint.torchrun.backend import create_handler
+def etcd_v3() -> Callable[[Any], Any]:
+    """The creator of the backend `etcd-v3`."""
 
-    return create_handler(params)
+    def create(params: Any) -> Any:
+        from rallypoint.elastic.etcd_v3_handler import ETCD_V3
+        from rallypoint.torchrun.backend import create_handler
+
+        return create_handler(ETCD_V3, params)
+
+    return create

@@ -1,4 +1,4 @@
-"""The backend `rallypoint` under torchrun: a membership on the embedded or a standalone server, in torch's own types."""
+"""The backends under torchrun: a membership of ours, in torch's own types."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.options import read_options
-from rallypoint.elastic.rallypoint_handler import BACKEND, JOIN_TIMEOUT, OPTIONS, create_member
+from rallypoint.elastic.member_backend import MemberBackend
 from rallypoint.torch_bridge.handler import TorchHandler
 from rallypoint.torchrun.rendezvous import AgentRendezvous
 
@@ -15,14 +14,13 @@ from rallypoint.torchrun.rendezvous import AgentRendezvous
 NODE_RANK = "PET_NODE_RANK"
 
 
-def create_handler(given: Any) -> TorchHandler:
-    """The creator; takes torch's parameters."""
+def create_handler(backend: MemberBackend, given: Any) -> TorchHandler:
+    """A handler of a backend's; takes torch's parameters."""
     params = our_parameters(given)
     if not params.run_id:
         raise ValueError("the run id is empty: give every job a name of its own, by `--rdzv-id`")
-    options = read_options(BACKEND, params.config, OPTIONS)
-    member = create_member(params, options, under_torch=True)
-    return TorchHandler(AgentRendezvous(BACKEND, member, options[JOIN_TIMEOUT]))
+    member, join_timeout_s = backend.open(params, under_torch=True)
+    return TorchHandler(AgentRendezvous(backend.name, member, join_timeout_s))
 
 
 def our_parameters(given: Any) -> RendezvousParameters:

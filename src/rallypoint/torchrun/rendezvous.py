@@ -13,7 +13,7 @@ from datetime import timedelta
 from rallypoint.core.model import Reason
 from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
-from rallypoint.server.member import Member
+from rallypoint.membership.member import Member
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge.handler import Departure

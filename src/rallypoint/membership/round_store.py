@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.core.notices import Placed
-from rallypoint.server.background import background
 from rallypoint.stores import PrefixStore, StoreServer, TcpStore
 from rallypoint.stores.late import LateStore
 from rallypoint.stores.server import listen
@@ -18,6 +17,8 @@ Serve = Callable[[socket.socket], Callable[[], None]]
 
 def serve_here(listener: socket.socket) -> Callable[[], None]:
     """Serve a store on the background thread of this process."""
+    from rallypoint.membership.background import background  # it brings asyncio, which torch's server does not need
+
     server = StoreServer()
     server.start_on(background().loop, listener)
     return server.stop
@@ -26,9 +27,9 @@ def serve_here(listener: socket.socket) -> Callable[[], None]:
 class Offer:
     """A bound port that a node would serve the round's store on, if it became rank 0."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, listener: socket.socket | None = None) -> None:
         self.address = address
-        self._listener: socket.socket | None = listen(address)
+        self._listener: socket.socket | None = listener or listen(address)
         port = self._listener.getsockname()[1]
         self.endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
@@ -49,6 +50,12 @@ class Offer:
             self._listener = None
 
 
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of an offer."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 class RoundStore(PrefixStore):
     """The store of one sealed world, with that world's own keys only; it connects on first use.
 
@@ -63,9 +70,8 @@ class RoundStore(PrefixStore):
         timeout: timedelta,
         serve: Serve = serve_here,
     ) -> None:
-        host, _, port = placed.store.rpartition(":")
         self.seal_id = placed.seal_id
-        self.host, self.port = host.strip("[]"), int(port)
+        self.host, self.port = split_endpoint(placed.store)
         self._stop = serve(listener) if listener is not None else None
         self.prefix = f"{run_id}/{placed.incarnation}/{placed.round}"
         super().__init__(self.prefix, LateStore(lambda: self._open(timeout)))

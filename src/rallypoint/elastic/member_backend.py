@@ -1,0 +1,141 @@
+"""What the backends share whose authority tells nodes what they need to know: options, and a handler on a membership."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from rallypoint.core.model import Node, OnGiveUp, Reason, Role, Settings
+from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.options import Option, OptionValues, choice, number, read_options, seconds, text
+from rallypoint.elastic.round_stores import STORE
+from rallypoint.membership.member import Member, this_node
+
+JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
+LAST_CALL = seconds(
+    "last_call_timeout", 30.0, "how long a first round waits for more nodes once min are here", or_zero=True
+)
+CLOSE_TIMEOUT = seconds(
+    "close_timeout", 30.0, "how long shutdown waits for those who depend on this process", or_zero=True
+)
+READ_TIMEOUT = seconds("read_timeout", 60.0, "how long one question to the authority may take")
+OUTAGE_GRACE = seconds("outage_grace", 300.0, "how long workers run on while the authority is away", or_zero=True)
+REGROUP_TIMEOUT = seconds("regroup_timeout", 60.0, "how long live members are awaited back", or_zero=True)
+ADMIT_DELAY = seconds("admit_delay", 0.0, "how old a round must be before newcomers are admitted", or_zero=True)
+RANK = number("rank", None, "the rank that this node would like to have", at_least=0)
+TOPOLOGY = text("topology", "", "where this node is, as a path: ranks of neighbours are neighbours")
+ROLE = choice("role", ("member", "spare"), "member", "whether this node takes part or stands by")
+ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the run does when a member gives up")
+NAME = text("node_name", "", "what this node is called; by default its host name")
+
+TIMES: tuple[Option[Any], ...] = (JOIN_TIMEOUT, LAST_CALL, CLOSE_TIMEOUT, READ_TIMEOUT)
+CHOICES: tuple[Option[Any], ...] = (
+    OUTAGE_GRACE,
+    REGROUP_TIMEOUT,
+    ADMIT_DELAY,
+    RANK,
+    TOPOLOGY,
+    ROLE,
+    ON_GIVE_UP,
+    NAME,
+    STORE,
+)
+"""Between the two stands how a backend tells that a node is gone."""
+
+
+class CreateMember(Protocol):
+    """Makes a membership as the parameters ask for it; under torch, torch serves the stores unless told otherwise."""
+
+    def __call__(self, params: RendezvousParameters, options: OptionValues, *, under_torch: bool) -> Member:
+        """Make it."""
+
+
+class MemberBackend(msgspec.Struct, frozen=True):
+    """A backend: its name, its options, how it makes a membership.
+
+    `unfit` are options of other backends that somebody may bring along, each with the half sentence that says what to do.
+    """
+
+    name: str
+    options: tuple[Option[Any], ...]
+    create: CreateMember
+    unfit: Mapping[str, str] = {}
+
+    def open(self, params: RendezvousParameters, *, under_torch: bool = False) -> tuple[Member, float]:
+        """A membership, and how long a join of it may take; ValueError for what cannot be."""
+        if not params.run_id:
+            raise ValueError("the run id is empty: every job needs a name of its own, such as its job id")
+        for name, instead in self.unfit.items():
+            if params.config.get(name) is not None:
+                raise ValueError(f"The backend {self.name!r} has no option {name!r}: {instead}.")
+        options = read_options(self.name, params.config, self.options)
+        return self.create(params, options, under_torch=under_torch), options[JOIN_TIMEOUT]
+
+
+def node_from(params: RendezvousParameters, options: OptionValues) -> Node:
+    """This process as a node, with what it wishes."""
+    return this_node(
+        options[NAME],
+        address=params.local_addr or "",
+        wanted_rank=options[RANK],
+        topology=options[TOPOLOGY],
+        role=Role(options[ROLE]),
+    )
+
+
+def settings_from(options: OptionValues, *, interval_s: float, timeout_s: float) -> Settings:
+    """The run's settings; a node is heard each interval, and given up when nothing is heard for `timeout_s`."""
+    return Settings(
+        last_call_s=options[LAST_CALL],
+        regroup_s=options[REGROUP_TIMEOUT],
+        admit_delay_s=options[ADMIT_DELAY],
+        heartbeat_interval_s=interval_s,
+        heartbeat_timeout_s=timeout_s,
+        outage_grace_s=options[OUTAGE_GRACE],
+        # Who pauses for longer between two attempts than it is waited for is lost with every short outage.
+        reconnect_backoff_s=min(Settings().reconnect_backoff_s, timeout_s / 2),
+        on_give_up=OnGiveUp(options[ON_GIVE_UP]),
+    )
+
+
+class MemberHandler(RendezvousHandler):
+    """A node's membership in a run, as PyTorch's interface has it."""
+
+    def __init__(self, backend: MemberBackend, params: RendezvousParameters) -> None:
+        self._backend = backend.name
+        self._member, self._join_timeout_s = backend.open(params)
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return self._backend
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a place in the next world."""
+        placed = self._member.join(self._join_timeout_s)
+        store = self._member.store(placed)
+        info = RendezvousStoreInfo(store.host, store.port)
+        return RendezvousInfo(store, placed.rank, placed.size, info)
+
+    def is_closed(self) -> bool:
+        """Whether the run is known to be closed."""
+        return self._member.is_closed()
+
+    def set_closed(self) -> None:
+        """Close the run for everybody."""
+        self._member.close_run()
+
+    def num_nodes_waiting(self) -> int:
+        """Rule 6b: from memory, at once."""
+        return self._member.waiting()
+
+    def get_run_id(self) -> str:
+        """The run's name."""
+        return self._member.run_id
+
+    def shutdown(self) -> bool:
+        """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
+        reason = Reason.FINISHED if sys.exc_info()[0] is None else Reason.WITHDREW
+        return self._member.leave(reason)

@@ -1,0 +1,43 @@
+"""The address by which this machine is reached: the one from which it reaches somebody else (rule 2).
+
+Asking for the way to an address sends nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from ipaddress import ip_address
+
+_ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
+"""Addresses that exist in examples only."""
+
+
+def own_address(host: str = "", port: int = 0) -> str:
+    """The address from which this machine reaches a host, or any other machine where that cannot be said."""
+    if host:
+        address = address_toward(host, port)
+        if address and (not _is_loopback(address) or _is_loopback(host)):
+            return address
+    for elsewhere in _ELSEWHERE:
+        address = address_toward(*elsewhere)
+        if address:
+            return address
+    return "127.0.0.1"
+
+
+def address_toward(host: str, port: int) -> str:
+    """The address from which this machine would connect to a host; empty where there is no way, or no such name."""
+    with suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as probe, suppress(OSError):
+                probe.connect(address)
+                return str(probe.getsockname()[0]).partition("%")[0]
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
