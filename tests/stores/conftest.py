@@ -14,7 +14,7 @@ from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
 from tests.etcd.kinds import ETCD_KINDS
 from tests.interop.kinds import TORCH_KINDS
-from tests.stores.kinds import BRIEFLY, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, under
+from tests.stores.kinds import BRIEFLY, ETCD_V3, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, etcd_v3, under
 
 __all__ = ["BRIEFLY", "SOON", "SOON_S", "Crew", "Handles", "Parked", "Parking", "result"]
 
@@ -119,6 +119,9 @@ KINDS: dict[str, Kind] = {
     "prefix-file": under(FILE, "prefix"),
     "prefix-tcp": under(TCP, "prefix"),
     "inner-outer-tcp": under(TCP, "outer", "inner"),
+    "etcd-v3 3.5, three members": ETCD_V3,
+    "etcd-v3 3.4": etcd_v3("3.4", 1),
+    "prefix-etcd-v3": under(ETCD_V3, "prefix"),
     **ETCD_KINDS,
     **TORCH_KINDS,
 }

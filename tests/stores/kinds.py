@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -9,7 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
-from rallypoint.stores import FileStore, MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
+from rallypoint.etcd_client import EtcdClient
+from rallypoint.stores import EtcdV3Store, FileStore, MemoryStore, PrefixStore, Store, StoreServer, TcpStore, listen
+from tests.etcd.servers import shared
+from tests.etcd_client.stage import fresh, user_of
 
 # For what is expected to happen; never awaited in full by a test that passes.
 SOON = timedelta(seconds=30)
@@ -82,6 +87,25 @@ def _file(stack: ExitStack) -> Open:
     return lambda: stack.enter_context(FileStore(path, timeout=SOON))
 
 
+@functools.cache
+def etcd_v3_client(version: str, size: int) -> EtcdClient:
+    """A client of a cluster that all tests share, and that they share as well."""
+    client = user_of(shared(version, size))
+    atexit.register(client.close)
+    return client
+
+
+def etcd_v3(version: str, size: int) -> Kind:
+    """Stores on etcd v3, each under a prefix of its own."""
+
+    def make(stack: ExitStack) -> Open:
+        client, prefix = etcd_v3_client(version, size), f"contract/{fresh()}"
+        return lambda: EtcdV3Store(client, prefix, timeout=SOON)
+
+    return Kind(make, watched=False)
+
+
 MEMORY = Kind(_memory, frozenset({"limits"}))
 FILE = Kind(_file)
 TCP = Kind(lambda stack: clients_of(start_server(stack).port, stack))
+ETCD_V3 = etcd_v3("3.5", 3)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rallypoint.stores import (
+    EtcdV3Store,
     FileStore,
     MemoryStore,
     QueueEmptyError,
@@ -22,6 +23,8 @@ from rallypoint.stores import (
     TcpStore,
     listen,
 )
+from tests.etcd_client.stage import fresh
+from tests.stores.kinds import etcd_v3_client
 
 KEYS = st.sampled_from(["a", "b", "c", "a/b", ""])
 VALUES = st.one_of(st.binary(max_size=8), st.sampled_from([b"", b"1", b"-20", b"abc"]))
@@ -163,9 +166,17 @@ class TcpHistories(Histories):
         self.server.stop()
 
 
+class EtcdV3Histories(Histories):
+    def open(self) -> list[Store]:
+        client, prefix = etcd_v3_client("3.5", 3), f"model/{fresh()}"
+        return [EtcdV3Store(client, prefix) for _ in range(2)]
+
+
 TestMemoryHistories = MemoryHistories.TestCase
 TestMemoryHistories.settings = settings(max_examples=100, stateful_step_count=40)
 TestFileHistories = FileHistories.TestCase
 TestFileHistories.settings = settings(max_examples=50, stateful_step_count=40)
 TestTcpHistories = TcpHistories.TestCase
 TestTcpHistories.settings = settings(max_examples=25, stateful_step_count=40)
+TestEtcdV3Histories = EtcdV3Histories.TestCase
+TestEtcdV3Histories.settings = settings(max_examples=12, stateful_step_count=40)

@@ -1,7 +1,10 @@
 """The key-value stores of a job: everything that torch.distributed's stores offer, without torch.
 
 Nothing here keeps rounds or runs apart by itself: give each a `PrefixStore` of its own.
+`EtcdV3Store` is imported when its name is first used, and with it the client of etcd.
 """
+
+from typing import TYPE_CHECKING
 
 from rallypoint.stores.base import Store
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
@@ -14,7 +17,11 @@ from rallypoint.stores.tcp import TcpStore
 from rallypoint.stores.together import all_gather, barrier
 from rallypoint.stores.wire import Limits
 
+if TYPE_CHECKING:
+    from rallypoint.stores.etcd_v3 import EtcdV3Store
+
 __all__ = [
+    "EtcdV3Store",
     "FileStore",
     "Limits",
     "MemoryStore",
@@ -30,3 +37,12 @@ __all__ = [
     "barrier",
     "listen",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "EtcdV3Store":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rallypoint.stores.etcd_v3 import EtcdV3Store
+
+    globals()[name] = EtcdV3Store
+    return EtcdV3Store
