@@ -86,17 +86,17 @@ class _RunRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def encode_message(message: Message | Said) -> bytes:
     """A message as bytes."""
-    return _wrap(message)
+    return wrap(message)
 
 
 def decode_message(data: bytes) -> Message:
     """A message of a node to its authority."""
-    return _unwrap(data, _MESSAGES, "message", MESSAGE_LIMIT)
+    return unwrap(data, _MESSAGES, "message", MESSAGE_LIMIT)
 
 
 def decode_notice(data: bytes) -> Said:
     """A message of the authority to a node."""
-    return _unwrap(data, _NOTICES, "notice", MESSAGE_LIMIT)
+    return unwrap(data, _NOTICES, "notice", MESSAGE_LIMIT)
 
 
 def encode_run(run: Run, now: float) -> bytes:
@@ -106,7 +106,7 @@ def encode_run(run: Run, now: float) -> bytes:
     run = _shift(run, -now)
     world = run.world
     ranked = set() if world is None else {node.id for node in world.members}
-    return _wrap(
+    return wrap(
         _RunRecord(
             run_id=run.run_id,
             phase=run.phase,
@@ -135,7 +135,7 @@ def encode_run(run: Run, now: float) -> bytes:
 
 def decode_run(data: bytes, now: float) -> Run:
     """A run from bytes; what does not hold together is refused like what cannot be read."""
-    record = _unwrap(data, _RUNS, "state", STATE_LIMIT, _ADVICE)
+    record = unwrap(data, _RUNS, "state", STATE_LIMIT, _ADVICE)
     try:
         run = _shift(_run(record), now)
     except (IndexError, ValueError, TypeError, OverflowError) as exc:
@@ -215,11 +215,13 @@ _NOTICES: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
 _RUNS = msgspec.json.Decoder(_RunRecord)
 
 
-def _wrap(body: Any) -> bytes:
+def wrap(body: Any) -> bytes:
+    """Anything as versioned JSON."""
     return msgspec.json.encode({"v": VERSION, "body": body})
 
 
-def _unwrap(data: bytes, decoder: msgspec.json.Decoder[T], what: str, limit: int, advice: str = "") -> T:
+def unwrap(data: bytes, decoder: msgspec.json.Decoder[T], what: str, limit: int, advice: str = "") -> T:
+    """What `wrap` wrote; whatever is wrong with it is a `RendezvousStateError` that names `what` it was to be."""
     if len(data) > limit:
         raise RendezvousStateError(f"the {what} has {len(data)} bytes, more than the {limit} that are allowed")
     try:

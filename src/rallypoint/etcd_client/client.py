@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -236,12 +236,28 @@ class EtcdClient:
             if "lease already exists" not in str(refusal):
                 raise
             granted_s = self.time_to_live(lease_id, timeout_s=timeout_s).granted_ttl
-        keeper = hub.part(Keeper)
-        lease = Lease(lease_id, Renewal(granted_s, asked_at), keeper, self.revoke)
+        lease = Lease(lease_id, Renewal(granted_s, asked_at), hub.part(Keeper), self.revoke)
         if keep:
-            self._leases = {known for known in self._leases if not known.lost.is_set()} | {lease}
-            keeper.keep(lease)
+            self._keep(lease)
         return lease
+
+    def adopt(self, lease_id: int, *, timeout_s: float | None = None) -> Lease:
+        """A lease that another process was granted, kept alive by this one from now on.
+
+        Several may keep one lease.  `EtcdLeaseLostError` if it is gone.
+        """
+        asked_at = time.monotonic()
+        found = self.time_to_live(lease_id, timeout_s=timeout_s)
+        if found.ttl <= 0:
+            raise EtcdLeaseLostError(f"lease {lease_id:x} has expired or was revoked")
+        renewal = Renewal(found.granted_ttl, asked_at - (found.granted_ttl - found.ttl))
+        lease = Lease(lease_id, renewal, self._open.part(Keeper), self.revoke)
+        self._keep(lease)
+        return lease
+
+    def _keep(self, lease: Lease) -> None:
+        self._leases = {known for known in self._leases if not known.lost.is_set()} | {lease}
+        self._open.part(Keeper).keep(lease)
 
     def revoke(self, lease: Lease | int, *, timeout_s: float | None = None) -> None:
         """End a lease and delete its keys; fine if it is gone already."""
@@ -273,11 +289,14 @@ class EtcdClient:
         revision: int | None = None,
         snapshot: bool = False,
         previous: bool = False,
+        wake: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> Watch:
         """Changes from a revision on, or from now on: whatever is written after this call returns is delivered.
 
         With `snapshot` the first thing that it gives is a `Resync`: the present state, and then what changes in it.
+        `wake` is called, on a thread of the client's, when there is something to get: for whoever waits for several
+        watches at once.
         """
         start, stop = range_of(key, prefix, end)
         if revision is None and not snapshot:
@@ -287,7 +306,7 @@ class EtcdClient:
         def read(read_timeout_s: float) -> tuple[tuple[KeyValue, ...], int]:
             return self._read_all(key, prefix, end, read_timeout_s)
 
-        watch = Watch(self._open.part(Watcher), watched, read, self._time(timeout_s), snapshot=snapshot)
+        watch = Watch(self._open.part(Watcher), watched, read, self._time(timeout_s), snapshot=snapshot, wake=wake)
         self._watches = {known for known in self._watches if not known.is_over} | {watch}
         return watch
 

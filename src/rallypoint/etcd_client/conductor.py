@@ -44,8 +44,9 @@ _BACKLOG = 20_000  # so many events are kept for a user who does not take them; 
 class Mailbox:
     """What lies between a watch's user and the conductor."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, wake: Callable[[], None] | None = None) -> None:
         self.watched = watched
+        self.wake = wake
         self.items: queue.SimpleQueue[Change | Gap | EtcdError] = queue.SimpleQueue()
         self.is_full = False
 
@@ -53,6 +54,8 @@ class Mailbox:
         """Deliver; whether that is enough until something is taken."""
         for item in what if isinstance(what, tuple) else (what,):
             self.items.put(item)
+        if self.wake is not None:
+            self.wake()
         return self.items.qsize() > _BACKLOG
 
     def was_emptied(self) -> bool:

@@ -73,6 +73,8 @@ class Lease:
         """Set when etcd has said that the lease is gone, and its keys with it."""
         self.trouble: str | None = None
         """Why the last renewal did not succeed, in words; None while all is well."""
+        self.when_lost: Callable[[], None] | None = None
+        """Called on the keeper's thread when etcd says that the lease is gone; it must not take long."""
         self.renewal = renewal  # the keeper's own
         self._keeper = keeper
         self._revoke = revoke
@@ -213,6 +215,8 @@ class Keeper:
                 self._kept.discard(lease)
                 lease.lost.set()
                 log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
+                if lease.when_lost is not None:
+                    lease.when_lost()
                 return
             lease.renewal.renewed(answer.ttl)
         self._schedule(lease)

@@ -35,9 +35,18 @@ class Watch:
     Iterate over it, or call `get`.  Usable in a `with`, which closes it.
     """
 
-    def __init__(self, watcher: Watcher, watched: Watched, read: Reader, timeout_s: float, *, snapshot: bool) -> None:
+    def __init__(
+        self,
+        watcher: Watcher,
+        watched: Watched,
+        read: Reader,
+        timeout_s: float,
+        *,
+        snapshot: bool,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
         self._watcher = watcher
-        self._mailbox = Mailbox(watched)
+        self._mailbox = Mailbox(watched, wake)
         self._read = read
         self._timeout_s = timeout_s
         self._gap: Gap | None = Gap(0, 0) if snapshot else None

@@ -1,0 +1,70 @@
+"""Reading a run from etcd: all of it at one revision, so that it holds together."""
+
+from __future__ import annotations
+
+from rallypoint.etcd.adopting import Estate
+from rallypoint.etcd.board import Board, Sealing, Seated, decode_board, decode_roster
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.leading import Gone, Saying, Wish, Word
+from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, KeyValue
+
+
+def read_estate(client: EtcdClient, keys: Keys, run_id: str) -> Estate:
+    """All that is in etcd of a run."""
+    try:
+        return _read(client, keys, run_id)
+    except EtcdCompactedError:
+        # Between two reads: once more, at a newer revision.
+        return _read(client, keys, run_id)
+
+
+def _read(client: EtcdClient, keys: Keys, run_id: str) -> Estate:
+    pages = list(client.pages(keys.said, prefix=True))
+    revision = pages[0].revision
+    sayings = [said for page in pages for kv in page.kvs if (said := saying_of(keys, kv)) is not None]
+    found = client.get(keys.board, revision=revision)
+    board = decode_board(found.value, run_id) if found is not None else None
+    roster: tuple[Seated, ...] = ()
+    if board is not None and board.world is not None and board.ended is None:
+        roster = read_roster(client, keys, run_id, board.world, revision)
+    return Estate(
+        revision,
+        tuple(said for said in sayings if isinstance(said, Word)),
+        tuple(said for said in sayings if isinstance(said, Wish)),
+        board,
+        found.mod_revision if found is not None else 0,
+        roster,
+    )
+
+
+def read_roster(
+    client: EtcdClient, keys: Keys, run_id: str, sealing: Sealing, revision: int = 0, timeout_s: float | None = None
+) -> tuple[Seated, ...]:
+    """Who is in the world that a board names."""
+    parts: list[bytes] = []
+    for number in range(sealing.parts):
+        found = client.get(keys.part(sealing.seal_id, number), revision=revision, timeout_s=timeout_s)
+        if found is not None:
+            parts.append(found.value)
+    return decode_roster(parts, sealing, run_id)
+
+
+def read_board(client: EtcdClient, keys: Keys, run_id: str) -> Board | None:
+    """Where a run stands; None where there is none."""
+    found = client.get(keys.board)
+    return None if found is None else decode_board(found.value, run_id)
+
+
+def saying_of(keys: Keys, kv: KeyValue) -> Saying | None:
+    """What lies under a key of `in/`; None where nobody of us wrote it."""
+    node_id = keys.node_id(kv.key)
+    if node_id:
+        return Word(node_id, kv.value, kv.create_revision, kv.mod_revision)
+    token = keys.wish_token(kv.key)
+    return Wish(token, kv.value, kv.mod_revision) if token else None
+
+
+def gone(keys: Keys, key: bytes, revision: int) -> Gone | None:
+    """A key of `in/` was deleted; None where it was not a node's."""
+    node_id = keys.node_id(key)
+    return Gone(node_id, revision) if node_id else None

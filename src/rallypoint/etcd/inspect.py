@@ -1,0 +1,91 @@
+"""Runs in etcd, as somebody sees them who takes no part: read them, close them, evict a node."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from rallypoint.core.model import Bounds, Node, Run
+from rallypoint.core.node import View
+from rallypoint.errors import RendezvousStateError
+from rallypoint.etcd import estate
+from rallypoint.etcd.adopting import adopt
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.link import EtcdLink
+from rallypoint.etcd_client import EtcdClient
+from rallypoint.membership.report import RunLine, RunReport, find_node, line_of, nodes_of
+
+_LEASE_S = 5
+
+
+def list_runs(client: EtcdClient, prefix: str) -> list[RunLine]:
+    """All runs, by name; one that cannot be read is listed with the reason."""
+    return [_line(client, prefix, run_id) for run_id in _run_ids(client, prefix)]
+
+
+def read_run(client: EtcdClient, prefix: str, run_id: str) -> RunReport | None:
+    """One run with its nodes; None where there is none."""
+    run = _run(client, prefix, run_id)
+    if run is None:
+        return None
+    return RunReport(line_of(run, time.monotonic()), str(run.bounds), tuple(nodes_of(run)))
+
+
+def close_run(client: EtcdClient, prefix: str, run_id: str, why: str, patience_s: float) -> bool:
+    """Close a run for everybody; False where there is none, or where its leader does not take it in time."""
+    keys = Keys(prefix, run_id)
+    if client.get(keys.board) is None:
+        return False
+    node = Node(id=f"somebody.{secrets.token_hex(6)}", name="somebody")
+    link = EtcdLink(
+        client,
+        keys,
+        run_id,
+        View(node=node, bounds=Bounds(1, 1)),
+        lease_ttl_s=_LEASE_S,
+        prepare=lambda node, _: node,
+        reborn=lambda node: node,
+    )
+    try:
+        return link.ask_to_close(why) and link.is_heard(time.monotonic() + patience_s)
+    finally:
+        link.connect()
+        link.close()
+
+
+def evict(client: EtcdClient, prefix: str, run_id: str, name: str) -> bool:
+    """End a node's lease, by its id or name: the others regroup without it, and it is told that it is out.
+
+    False where there is no such node.
+    """
+    run = _run(client, prefix, run_id)
+    node_id = find_node(run, name) if run is not None else None
+    word = client.get(Keys(prefix, run_id).node(node_id)) if node_id is not None else None
+    if word is None or not word.lease:
+        return False
+    client.revoke(word.lease)
+    return True
+
+
+def _run_ids(client: EtcdClient, prefix: str) -> list[str]:
+    keys = Keys(prefix, "")
+    found = (
+        keys.run_id_of_board(kv.key) for page in client.pages(keys.runs, prefix=True, keys_only=True) for kv in page.kvs
+    )
+    return sorted(run_id for run_id in found if run_id is not None)
+
+
+def _run(client: EtcdClient, prefix: str, run_id: str) -> Run | None:
+    """The run as its leader would take it over."""
+    found = estate.read_estate(client, Keys(prefix, run_id), run_id)
+    if found.board is None and not found.words:
+        return None
+    return adopt(run_id, found, time.monotonic(), lambda: secrets.token_hex(8)).run
+
+
+def _line(client: EtcdClient, prefix: str, run_id: str) -> RunLine:
+    try:
+        run = _run(client, prefix, run_id)
+    except RendezvousStateError as exc:
+        return RunLine(run_id, "unreadable", 0, 0, str(exc))
+    return line_of(run if run is not None else Run(run_id=run_id), time.monotonic())

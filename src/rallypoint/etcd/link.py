@@ -1,0 +1,465 @@
+"""A node's link to its run in etcd: it writes what the node says, and makes notices of what the leader wrote.
+
+One thread a link does all that waits for etcd.  A node that finds nobody leading becomes the leader.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from rallypoint.core import codec
+from rallypoint.core import node as core
+from rallypoint.core.events import CloseAsked, Joined, Left
+from rallypoint.core.model import Node, Reason
+from rallypoint.core.node import State, View
+from rallypoint.core.notices import Fenced, Placed
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.etcd import estate
+from rallypoint.etcd.following import lacks_place, notices
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.reading import Reading
+from rallypoint.etcd.succession import Succession
+from rallypoint.etcd_client import (
+    EtcdAuthError,
+    EtcdClient,
+    EtcdClosedError,
+    EtcdError,
+    EtcdForkError,
+    EtcdLeaseLostError,
+    EtcdMissingError,
+    EtcdRefusedError,
+    EtcdUnavailableError,
+    KeyValue,
+    Lease,
+    Outcome,
+    Resync,
+    compare,
+    get_op,
+    put_op,
+)
+from rallypoint.etcd_client.messages import RangeResponse
+from rallypoint.membership.addresses import own_address
+from rallypoint.membership.link import Peer, Prepare
+
+log = logging.getLogger("rallypoint.etcd")
+
+_FIRST_RETRY_S = 0.05
+_HURRY_S = 2.0
+"""How long each of the last steps of a link may take."""
+
+_WISH_S = 10.0
+"""How long it may take to write down a wish."""
+
+_HOPELESS = (EtcdAuthError, EtcdMissingError, EtcdRefusedError)
+_TAKES_PART = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN, State.FINISHED)
+
+
+class EtcdLink:
+    """One node's link to one run.  Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        run_id: str,
+        view: View,
+        *,
+        lease_ttl_s: int,
+        prepare: Prepare,
+        reborn: Callable[[Node], Node],
+    ) -> None:
+        self.changed = threading.Condition()
+        self._client = client
+        self._keys = keys
+        self._run_id = run_id
+        self._view = view
+        self._lease_ttl_s = lease_ttl_s
+        self._prepare = prepare
+        self._reborn = reborn
+        self._pid = os.getpid()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ending = False
+        # What is to be written, and what was.
+        self._to_say: Joined | Left | None = None
+        self._said_at = 0
+        self._lease: Lease | None = None
+        self._in_doubt = False
+        self._to_wish = b""
+        self._wish = ""
+        self._reading = Reading(client, keys, run_id, self._wake.set)
+        self._succession = Succession(client, keys, run_id, self._wake.set)
+        # How it goes.
+        self._refusal: str | None = None
+        self._trouble = "nothing was tried yet"
+        self._reached = False
+
+    # For other threads --------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """What the node knows at the moment."""
+        return self._view
+
+    @property
+    def trouble(self) -> str:
+        """Why etcd could not be reached when it was tried last."""
+        return self._trouble
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no use in trying again; None while there is hope."""
+        return self._refusal
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether etcd answered when it was asked last."""
+        return self._reached
+
+    def join(self, timeout_s: float) -> None:
+        """Ask for a place in the next world; the view tells what became of it."""
+        self.check()
+        with self.changed:
+            self._refusal = None
+            if self._view.state is State.FENCED:
+                self._view = core.reborn(self._view, self._reborn(self._view.node))
+            try:
+                self._view, self._to_say = core.join(self._view, time.monotonic(), timeout_s)
+            except ValueError as exc:
+                log.debug("not joined: %s", exc)
+        self._start()
+
+    def leave(self, reason: Reason, why: str = "") -> None:
+        """Leave for good; the link stays until `close`."""
+        self.check()
+        with self.changed:
+            self._view, left = core.leave(self._view, reason, why)
+            self._to_say = left
+        self._start()
+
+    def connect(self) -> None:
+        """Connect without joining."""
+        self.check()
+        self._start()
+
+    def ask_to_close(self, why: str = "") -> bool:
+        """Write down the wish; False where etcd cannot be reached now."""
+        self.check()
+        with self.changed:
+            asked = CloseAsked(by=self._view.node.id, why=why, incarnation=self._view.incarnation)
+            self._to_wish, self._wish = codec.encode_message(asked), self._keys.wish(secrets.token_hex(8))
+        self._start()
+        deadline = time.monotonic() + _WISH_S
+        return self.wait(lambda _: not self._to_wish or self._refusal is not None, deadline) and not self._to_wish
+
+    def is_heard(self, deadline: float) -> bool:
+        """Wait until all that was said is in etcd for good, and a wish to close is granted."""
+        if not self.wait(lambda _: self._to_say is None or self._refusal is not None, deadline):
+            return False
+        return self._refusal is None and (not self._wish or self._is_granted(deadline))
+
+    def _is_granted(self, deadline: float) -> bool:
+        """Whether the leader has taken the wish: it then deletes it."""
+        try:
+            with self._client.watch(self._wish, snapshot=True) as watch:
+                while (left_s := deadline - time.monotonic()) > 0:
+                    item = watch.get(left_s)
+                    if (isinstance(item, Resync) and not item.kvs) or (item and not isinstance(item, Resync)):
+                        return True
+        except EtcdError as exc:
+            self._trouble = str(exc)
+        return False
+
+    def peers(self, placed: Placed, timeout_s: float) -> Iterator[Peer]:
+        """The members of a world in the order of their ranks."""
+        board = self._reading.board
+        if board is None or board.world is None or board.world.seal_id != placed.seal_id:
+            raise RendezvousError("that world is over: join again to learn who is in the next one")
+        try:
+            roster = estate.read_roster(self._client, self._keys, self._run_id, board.world, timeout_s=timeout_s)
+        except EtcdError as exc:
+            raise RendezvousConnectionError(f"the roster cannot be read: {exc}") from exc
+        for rank, seated in enumerate(roster):
+            node = seated.node
+            yield Peer(rank, node.name, node.address, node.topology)
+
+    def wait(self, until: Callable[[View], bool], deadline: float | None = None) -> bool:
+        """Wait until the view is as wanted; False where the deadline passes first."""
+        self.check()
+        with self.changed:
+            while not until(self._view):
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self.changed.wait(left_s)
+        return True
+
+    def where(self) -> str:
+        """The endpoints."""
+        return f"etcd {','.join(self._client.endpoints)}"
+
+    def check(self) -> None:
+        """Refuse to be used in a forked child."""
+        if os.getpid() != self._pid:
+            raise RendezvousError(
+                "this handler belongs to the process that forked this one: create a handler after the fork, or start "
+                "the process by exec or spawn"
+            )
+
+    def close(self) -> None:
+        """End the link: the node's lease goes, and with it its key."""
+        self._ending = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(4 * _HURRY_S)
+
+    # The thread ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self.changed:
+            if self._thread is None and not self._ending:
+                self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
+                self._thread.start()
+            self.changed.notify_all()
+        self._wake.set()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_RETRY_S
+        while not self._ending:
+            try:
+                wait_s = self._turn()
+                pause_s = _FIRST_RETRY_S
+                self._well()
+            except EtcdLeaseLostError as exc:
+                self._lose(str(exc))
+                wait_s = 0.0
+            except (EtcdClosedError, EtcdForkError):
+                break
+            except _HOPELESS as exc:
+                self._refuse(str(exc))
+                wait_s = self._lease_ttl_s
+            except (RendezvousStateError, RendezvousError) as exc:
+                self._refuse(str(exc))
+                wait_s = self._lease_ttl_s
+            except EtcdError as exc:
+                self._in_doubt = True
+                self._fail(str(exc))
+                wait_s = random.uniform(pause_s / 2, pause_s)
+                pause_s = min(pause_s * 2, self._view.settings.reconnect_backoff_s)
+            self._wake.wait(max(wait_s, 0.0))
+            self._wake.clear()
+        self._end()
+
+    def _turn(self) -> float:
+        """Do all that is to be done; how long to wait for more."""
+        if self._reading.node_id not in ("", self._view.node.id):
+            self._forget()  # the node was given up, and comes back as another
+        if self._lease is not None:
+            self._lease.check()
+        self._say()
+        self._say_wish()
+        if not self._reading.is_open:
+            self._reading.look()
+            self._hear()
+        for _ in self._reading.news():
+            self._hear()
+        self._look_after_leader()
+        now = time.monotonic()
+        lease = self._lease
+        if lease is not None and lease.remaining_s() <= 0 and lease.trouble is not None:
+            self._fail(lease.trouble)
+        self._change(lambda view: core.passed(view, now))
+        return min(self._succession.look_at - now, self._lease_ttl_s)
+
+    # What the node says -------------------------------------------------------------------------------------------
+
+    def _say(self) -> None:
+        message = self._to_say
+        if isinstance(message, Joined):
+            self._say_join(message)
+        elif message is not None:
+            self._say_left(message)
+        with self.changed:
+            if self._to_say is message:
+                self._to_say = None
+            if message is not None:
+                self.changed.notify_all()
+
+    def _say_join(self, message: Joined) -> None:
+        node = self._prepare(self._view.node, self._local_address())
+        self._change(lambda view: msgspec.structs.replace(view, node=node))
+        lease = self._own_lease()
+        message = msgspec.structs.replace(message, node=node)
+        put = put_op(self._keys.node(node.id), codec.encode_message(message), lease=lease.id)
+        self._said_at = self._say_and_lead(lease, [put])
+        self._reading.begin(node.id, self._said_at + 1, in_doubt=self._in_doubt)
+        self._in_doubt = False
+
+    def _say_and_lead(self, lease: Lease, puts: list[object]) -> int:
+        """Write, and become the leader where there is none; returns the revision.
+
+        If the answer was lost this is done once more: it changes nothing that the first time has done.
+        """
+        keys, node_id = self._keys, self._view.node.id
+        outcome = self._client.transaction(
+            [compare(keys.leader, create_revision=0)],
+            [*puts, put_op(keys.leader, node_id, lease=lease.id), get_op(keys.board)],  # type: ignore[list-item]
+            [*puts, get_op(keys.leader), get_op(keys.board)],  # type: ignore[list-item]
+        )
+        leader = None if outcome.succeeded else _first(outcome, -2)
+        if outcome.succeeded:
+            self._succession.lead(lease, outcome.revision)
+        elif leader is not None and leader.lease == lease.id:
+            self._succession.lead(lease, leader.create_revision)
+        board = _first(outcome, -1)
+        if board is not None and self._reading.take_board(board):
+            self._hear()
+        return outcome.revision
+
+    def _say_left(self, message: Left) -> None:
+        """The word outlives the node, on the run's own lease; so whoever leads will find it (rule 8)."""
+        lease, board = self._lease, self._reading.board
+        if lease is None or not self._said_at or board is None or board.ended is not None:
+            return
+        key = self._keys.node(message.node_id)
+        try:
+            outcome = self._client.transaction(
+                [compare(key, lease=lease.id)], [put_op(key, codec.encode_message(message), lease=board.lease)]
+            )
+        except EtcdLeaseLostError:
+            return  # the run is gone, and with it whom it would concern
+        self._said_at = outcome.revision
+
+    def _say_wish(self) -> None:
+        if self._to_wish:
+            lease = self._own_lease()
+            self._say_and_lead(lease, [put_op(self._wish, self._to_wish, lease=lease.id)])
+            with self.changed:
+                self._to_wish = b""
+                self.changed.notify_all()
+
+    def _own_lease(self) -> Lease:
+        lease = self._lease
+        if lease is None or lease.lost.is_set():
+            lease = self._client.grant(self._lease_ttl_s)
+            lease.when_lost = self._wake.set
+            self._lease = lease
+        return lease
+
+    def _local_address(self) -> str:
+        """The address by which this machine reaches etcd."""
+        places = [_split(endpoint) for endpoint in self._client.endpoints]
+        found = [own_address(host, port) for host, port in places]
+        return next((address for address in found if not address.startswith("127.")), found[0])
+
+    # What the leader says -----------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        reading = self._reading
+        if self._said_at and lacks_place(self._view, reading.board, reading.told):
+            reading.look_up(self._view.node.id)
+        told = reading.take_told()
+
+        def hear(view: View) -> View:
+            if reading.node_id not in ("", view.node.id):
+                return view  # it was told to another, whom this one was before
+            for said in list(notices(view, reading.board, told)):
+                view = core.hear(view, said)
+            return view
+
+        self._change(hear)
+
+    # Who leads ----------------------------------------------------------------------------------------------------
+
+    def _look_after_leader(self) -> None:
+        lease, view, board = self._lease, self._view, self._reading.board
+        if lease is None or view.state not in _TAKES_PART:
+            self._succession.rest(self._lease_ttl_s)
+            return
+        named = board is not None and view.node.id in board.successors
+        size = board.world.size if board is not None and board.world is not None else 1
+        if self._succession.is_vacant(lease, size, named=named):
+            self._say_and_lead(lease, [])
+
+    # How it goes --------------------------------------------------------------------------------------------------
+
+    def _lose(self, why: str) -> None:
+        """etcd has given this node up (rule 9): it never writes again under the same name."""
+        with self.changed:
+            self._forget()
+            view = self._view
+            if view.world is not None:
+                self._view = core.hear(view, Fenced(view.world.seal_id, f"this node was given up: {why}"))
+            elif view.state in (State.WAITING, State.SPARE):
+                now = time.monotonic()
+                left_s = max(view.deadline - now, 0.001) if view.deadline is not None else 1e6
+                reborn = core.reborn(view, self._reborn(view.node))
+                self._view, self._to_say = core.join(reborn, now, left_s)
+            self.changed.notify_all()
+
+    def _forget(self) -> None:
+        """All that belongs to the node's old name."""
+        if self._lease is not None:
+            self._lease.release()
+        self._reading.forget()
+        self._lease, self._said_at = None, 0
+
+    def _refuse(self, why: str) -> None:
+        with self.changed:
+            self._refusal, self._to_say = why, None
+            self.changed.notify_all()
+
+    def _fail(self, why: str) -> None:
+        self._trouble = why
+        if self._reached or self._view.out_since is None:
+            log.info("run %r: etcd cannot be reached: %s", self._run_id, why)
+        self._reached = False
+        now = time.monotonic()
+        self._change(lambda view: core.passed(core.disconnected(view, now), now))
+
+    def _well(self) -> None:
+        lease = self._lease
+        if lease is not None and lease.trouble is not None and lease.remaining_s() <= 0:
+            return
+        was_reached, self._reached = self._reached, True
+        self._change(lambda view: view if view.out_since is None else core.connected(view), always=not was_reached)
+
+    def _change(self, change: Callable[[View], View], *, always: bool = False) -> None:
+        with self.changed:
+            before, self._view = self._view, change(self._view)
+            if self._view is not before or always:
+                self.changed.notify_all()
+
+    def _end(self) -> None:
+        """The last steps, each of them in a hurry."""
+        self._succession.end(self._said_at, _HURRY_S)
+        self._reading.forget()
+        lease = self._lease
+        if lease is not None and not lease.lost.is_set():
+            lease.release()
+            try:
+                self._client.revoke(lease, timeout_s=_HURRY_S)
+            except EtcdUnavailableError as exc:
+                log.info("run %r: the node's lease was left to expire: %s", self._run_id, exc)
+            except EtcdError as exc:
+                log.debug("run %r: the node's lease was not revoked: %s", self._run_id, exc)
+
+
+def _first(outcome: Outcome, index: int) -> KeyValue | None:
+    """The key that an operation of a transaction read; None where there is none."""
+    answer = outcome.answers[index]
+    assert isinstance(answer, RangeResponse)
+    return answer.kvs[0] if answer.kvs else None
+
+
+def _split(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,104 @@
+"""What one node reads: the board, and what it alone is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rallypoint.core import codec
+from rallypoint.core.notices import Placed, Said
+from rallypoint.etcd.board import Board, decode_board
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd_client import EtcdClient, KeyValue, Resync, Watch
+
+
+class Reading:
+    """One node's reading of one run.  For one thread; `wake` is called from others when there is something to read."""
+
+    def __init__(self, client: EtcdClient, keys: Keys, run_id: str, wake: Callable[[], None]) -> None:
+        self.board: Board | None = None
+        self.told: Said | None = None
+        self.node_id = ""
+        self._client = client
+        self._keys = keys
+        self._run_id = run_id
+        self._wake = wake
+        self._board_at = 0
+        self._looked_up = ""
+        self._boards: Watch | None = None
+        self._tellings: Watch | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether news arrive by themselves."""
+        return self._boards is not None
+
+    def look(self) -> None:
+        """Read the board once."""
+        found = self._client.get(self._keys.board)
+        if found is not None:
+            self.take_board(found)
+
+    def begin(self, node_id: str, revision: int, *, in_doubt: bool) -> None:
+        """Watch from a revision on; where it is in doubt whether that is early enough, read what there is as well."""
+        if self._boards is not None:
+            return
+        self.node_id = node_id
+        self._boards = self._client.watch(self._keys.board, revision=revision, wake=self._wake)
+        told = self._keys.told(node_id)
+        if in_doubt:
+            self._tellings = self._client.watch(told, snapshot=True, wake=self._wake)
+        else:
+            self._tellings = self._client.watch(told, revision=revision, wake=self._wake)
+
+    def news(self) -> Iterator[None]:
+        """Take what has arrived, one thing after another."""
+        for kv in _arrived(self._tellings):
+            if kv is not None:
+                self.told = codec.decode_notice(kv.value)
+                yield
+        for kv in _arrived(self._boards):
+            if kv is None:
+                self.board = None
+            elif self.take_board(kv):
+                yield
+
+    def take_board(self, kv: KeyValue) -> bool:
+        """A board, however it came; whether it is newer than the one known."""
+        if kv.mod_revision <= self._board_at:
+            return False
+        self.board, self._board_at = decode_board(kv.value, self._run_id), kv.mod_revision
+        return True
+
+    def take_told(self) -> Said | None:
+        """What the node was told; a place stays, for it counts only when the board names its world."""
+        told = self.told
+        if not isinstance(told, Placed):
+            self.told = None
+        return told
+
+    def look_up(self, node_id: str) -> None:
+        """The board names a world, and whether this node is in it has not arrived: it is there to be read."""
+        world = self.board.world if self.board is not None else None
+        if world is None or self._looked_up == world.seal_id:
+            return
+        found = self._client.get(self._keys.told(node_id))
+        if found is not None:
+            self.told = codec.decode_notice(found.value)
+        self._looked_up = world.seal_id
+
+    def forget(self) -> None:
+        """The node is another from now on; the board stays what it is."""
+        for watch in (self._boards, self._tellings):
+            if watch is not None:
+                watch.close()
+        self._boards = self._tellings = None
+        self.told, self.node_id, self._looked_up = None, "", ""
+
+
+def _arrived(watch: Watch | None) -> Iterator[KeyValue | None]:
+    """What a key was set to, one after another; None where it was deleted."""
+    while watch is not None and (item := watch.get(0)) is not None:
+        if isinstance(item, Resync):
+            yield item.kvs[0] if item.kvs else None
+        else:
+            yield None if item.is_delete else item.kv

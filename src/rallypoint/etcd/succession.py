@@ -1,0 +1,62 @@
+"""Who leads next: a few named successors watch the leader's key, everybody else looks now and then."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.leader import Leader
+from rallypoint.etcd_client import EtcdClient, Lease, Resync, Watch
+
+
+class Succession:
+    """One node's part in it.  For one thread."""
+
+    def __init__(self, client: EtcdClient, keys: Keys, run_id: str, wake: Callable[[], None]) -> None:
+        self.look_at = 0.0
+        self._client = client
+        self._keys = keys
+        self._run_id = run_id
+        self._wake = wake
+        self._leader: Leader | None = None
+        self._watch: Watch | None = None
+
+    def lead(self, lease: Lease, created: int) -> None:
+        """This node is the leader, by a key on its lease that was created at this revision."""
+        if self._leader is None or self._leader.is_over:
+            self._leader = Leader(self._client, self._keys, self._run_id, lease, created, self._wake)
+
+    def is_vacant(self, lease: Lease, size: int, *, named: bool) -> bool:
+        """Whether it seems that nobody leads; asked whenever something happened, and at `look_at`."""
+        if self._leader is not None and self._leader.is_over:
+            self._leader, self.look_at = None, 0.0
+        if self._leader is not None:
+            self.rest(lease.ttl_s)
+            return False
+        if named and self._watch is None:
+            self._watch = self._client.watch(self._keys.leader, snapshot=True, wake=self._wake)
+        now = time.monotonic()
+        if not self._heard_of_a_vacancy() and now < self.look_at:
+            return False
+        # The more nodes there are, the longer each of them waits; one of them looks soon enough.
+        self.look_at = now + random.uniform(1, 2) * max(2 * lease.ttl_s, size / 100)
+        return True
+
+    def rest(self, for_s: float) -> None:
+        """There is nothing to look for."""
+        self.look_at = time.monotonic() + for_s
+
+    def end(self, after: int, timeout_s: float) -> None:
+        """Let go of everything; a leader first publishes what was said up to this revision."""
+        if self._watch is not None:
+            self._watch.close()
+        if self._leader is not None:
+            self._leader.retire(after, timeout_s)
+
+    def _heard_of_a_vacancy(self) -> bool:
+        vacant = False
+        while self._watch is not None and (item := self._watch.get(0)) is not None:
+            vacant = not item.kvs if isinstance(item, Resync) else item.is_delete
+        return vacant
