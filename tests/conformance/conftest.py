@@ -1,7 +1,7 @@
 """Every test of the suite plays on every backend; those of one backend run one after another, on one worker.
 
 What takes long is left to the soaks where the quick suite shows it elsewhere: on the server in `tests/faults`, on
-documents in files by a user's own backend.
+documents in files by a user's own backend, on the older etcd protocol in `tests/etcd`.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def troupe() -> Iterator[Troupe]:
 
 
 LONG = ("comes_back", "clocks", "short_pause", "early_finisher", "last_call_is_not", "server_was_restarted")
-SHOWN_ELSEWHERE = ("rallypoint", "c10d file, our store")
+SHOWN_ELSEWHERE = ("rallypoint]", "c10d file, our store]", "etcd]")
 RESTART = "test_whether_a_run_goes_on_when_its_server_was_restarted[c10d tcp, torch's store]"
 
 

@@ -63,6 +63,8 @@ class Puppet:
         from rallypoint.elastic.dynamic_rendezvous import create_handler
         from rallypoint.elastic.registry import get_rendezvous_handler
 
+        if "keep_alive" in options:
+            shorten_keep_alives(options.pop("keep_alive"))
         least, _, most = nodes.partition(":")
         params = RendezvousParameters(
             backend, endpoint, run, int(least), int(most or least), local_addr="127.0.0.1", **options
@@ -137,8 +139,10 @@ class Puppet:
         handler, self.handler, self.world = self.handler, None, ""
         if hasattr(handler, "_stop_heartbeats"):
             handler._stop_heartbeats()
-        elif handler is not None:
+        elif hasattr(handler, "_member"):
             handler._member.link.close()
+        elif handler is not None:
+            handler.shutdown()  # the older etcd protocol: whoever still waits ends by that
         begin_play()
         say("reset")
 
@@ -149,6 +153,13 @@ def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
     except Exception as exc:  # whatever it is, the test reads it
         logging.getLogger("node").info("a command failed", exc_info=True)
         say("error", type=type(exc).__name__, text=str(exc))
+
+
+def shorten_keep_alives(ttl_s: int) -> None:
+    """Let the keys of the older etcd protocol live for so long; those that need more have somebody who prolongs them."""
+    from rallypoint.elastic import etcd_protocol as protocol
+
+    protocol.JOINABLE_TTL_S = protocol.FROZEN_TTL_S = protocol.KEEP_ALIVE_TTL_S = ttl_s
 
 
 def shift_clocks(by_s: float) -> None:

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, suppress
 from itertools import count
 from typing import Any
 
-from tests.conformance.kinds import Kind, Medium
-from tests.faults.harness import Actor, Event
+from tests.conformance.kinds import CANNOT, KEEPS_RANKS, TOLD_AT_ONCE, UNTOLD, Kind, Medium
+from tests.faults.harness import PATIENCE_S, Actor, Event
 
 Flavour = tuple[str, ...]
 RESERVE = 2
@@ -124,7 +124,7 @@ class Scene:
         players = self._troupe.players(names, flavour)
         self._players += players
         for player in players:
-            options = {**self.kind.options, "node_name": player.name, **given}
+            options = self.kind.named({**self.kind.options, "node_name": player.name, **given})
             player.order(
                 "open",
                 backend=self.kind.backend,
@@ -151,6 +151,27 @@ class Scene:
     def away(self) -> AbstractContextManager[None]:
         return self.medium.away()
 
+    def limit(self, what: str) -> str:
+        """What the backend does instead, where this is something that it cannot do; else nothing."""
+        return CANNOT[what].get(self.name, "")
+
+    def call_again(self, first: Player, *others: Player) -> None:
+        """After a loss they are told, and join again.
+
+        Where nobody is told, the first one joins all the same, because its workers have failed, and so calls the others.
+        """
+        if self.limit(TOLD_AT_ONCE) != UNTOLD:
+            assert first.changed()["count"] >= 1
+        first.join()
+        for other in others:
+            assert other.changed()["count"] >= 1
+            other.join()
+
+    def regrouped(self, *players: Player) -> None:
+        """They are in one world, and the order in which they are given is that of their ranks, where ranks are kept."""
+        by_rank = ranked(players)
+        assert self.limit(KEEPS_RANKS) or by_rank == list(players)
+
     def end(self) -> None:
         for player in self._players:
             self._troupe.give_back(player)
@@ -163,3 +184,10 @@ def ranked(players: Sequence[Player], size: int | None = None) -> list[Player]:
     assert {place["size"] for place in places.values()} == {size or len(players)}, places
     assert len({place["rank"] for place in places.values()}) == len(players), places
     return sorted(players, key=lambda player: int(places[player.name]["rank"]))
+
+
+def until_closed(node: Player) -> None:
+    """Wait until the run is closed as this node sees it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not node.is_closed():
+        assert time.monotonic() < deadline, "the run was never closed for it"

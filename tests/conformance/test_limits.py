@@ -7,26 +7,139 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.kinds import CANNOT, KINDS, NOT_ASKED, TIMEOUT_S
-from tests.conformance.scene import Scene, Troupe
+from tests.conformance.kinds import (
+    CANNOT,
+    EXPIRING,
+    FREE_AFTER_CLOSE,
+    FREE_AT_ONCE,
+    KEEP_ALIVE_S,
+    KEEPS_RANKS,
+    KINDS,
+    MAY_LEAVE,
+    NOT_ASKED,
+    ONE_SIZE,
+    OUTLIVES_SERVER,
+    STANDS_BY,
+    TIMEOUT_S,
+    TOLD_AT_ONCE,
+    UNTOLD,
+    WITHOUT_LAST_CALL,
+)
+from tests.conformance.scene import Player, Scene, Troupe, ranked, until_closed
 from tests.etcd.actor import EtcdActor
 from tests.faults.harness import Actor, Server
 
 
-def _is_declared(scene: Scene, what: str) -> bool:
-    return scene.name in CANNOT[what]
+def _finish(*nodes: Player) -> None:
+    for node in nodes:
+        node.order("finish")
+    for node in nodes:
+        assert node.expect("left")["done"]
 
 
 def test_whether_a_killed_node_is_told_of_at_once(scene: Scene) -> None:
     a, b = scene.world("a", "b", nodes="1:2")
     began = time.monotonic()
     b.kill()
-    a.changed()
-    took_s = time.monotonic() - began
-    if _is_declared(scene, "a killed node is told of at once"):
-        assert TIMEOUT_S * 0.7 <= took_s <= TIMEOUT_S * 4
+    limit = scene.limit(TOLD_AT_ONCE)
+    if limit == UNTOLD:
+        # Its key has expired by then, and nobody says a word until somebody waits.
+        assert a.ask("bide", "bided", seconds=scene.kind.options["keep_alive"] + 1.5)["count"] == 0
+        (late,) = scene.nodes("late", nodes="1:2")
+        late.join()
+        a.changed()
+        a.join()
+        ranked([a, late])
+        late.kill()
     else:
-        assert took_s <= TIMEOUT_S * 0.7
+        a.changed()
+        took_s = time.monotonic() - began
+        assert TIMEOUT_S * 0.7 <= took_s <= TIMEOUT_S * 4 if limit else took_s <= TIMEOUT_S * 0.7
+    # And whether survivors meet again without a last call.
+    began = time.monotonic()
+    scene.meet(a)
+    took_s, last_call_s = time.monotonic() - began, scene.kind.options["last_call_timeout"]
+    assert took_s >= last_call_s if scene.limit(WITHOUT_LAST_CALL) else took_s < last_call_s
+
+
+def test_whether_who_stays_keeps_its_rank(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    b.join()
+    a.changed()
+    if scene.limit(KEEPS_RANKS):
+        scene.medium.until_joined(scene.run, 1)
+    a.join()
+    assert ranked([a, b]) == ([b, a] if scene.limit(KEEPS_RANKS) else [a, b])
+
+
+def test_whether_a_node_may_withdraw_and_the_run_goes_on(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes="2:3")
+    assert c.ask("withdraw", "left")["done"]
+    if scene.limit(MAY_LEAVE):
+        until_closed(a)
+        b.join()
+        b.failed("RendezvousClosedError")
+        return
+    for node in (a, b):
+        node.changed()
+        node.join()
+    ranked([a, b])
+
+
+def test_whether_an_early_finisher_does_not_break_the_world(scene: Scene) -> None:
+    a, b, c = scene.world("a", "b", "c", nodes=3)
+    assert c.ask("finish", "left")["done"]
+    c.kill()
+    if scene.limit(MAY_LEAVE):
+        until_closed(a)
+    else:
+        assert a.ask("bide", "bided", seconds=TIMEOUT_S + 0.5)["count"] == 0
+        assert not a.is_closed()
+    _finish(a, b)
+
+
+def test_whether_a_surplus_node_stands_by_and_ends_well_with_the_run(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    (spare,) = scene.nodes("spare", nodes=2, join_timeout=0.5)
+    spare.join()
+    if scene.limit(STANDS_BY):
+        assert [node.changed()["count"] for node in (a, b)] == [1, 1]
+        assert "version 1 runs with 2 nodes, and 1 node more waits for the next" in spare.failed(
+            "RendezvousTimeoutError"
+        )
+        return
+    # It outlives its own join time-out, and nobody is disturbed.
+    assert a.ask("bide", "bided", seconds=1.0)["count"] == 0
+    _finish(a, b)
+    spare.failed("RendezvousGracefulExitError")
+
+
+def test_whether_a_node_that_asks_for_another_size_is_refused_with_both_shown(scene: Scene) -> None:
+    (a,) = scene.nodes("a", nodes=2)
+    a.join()
+    (odd,) = scene.nodes("odd", nodes="2:4")
+    assert a.ask("bide", "bided", seconds=0.3)["count"] == 0
+    odd.join()
+    if scene.limit(ONE_SIZE):
+        ranked([a, odd])
+        return
+    text = odd.failed("RendezvousError")
+    assert f"odd asks for 2:4 nodes, but run {scene.run!r} was founded for 2 nodes" in text
+
+
+def test_whether_a_run_id_is_free_again_when_the_run_has_ended(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    a.ask("set", "stored", key="seen", value="yes")
+    _finish(a, b)
+    c, d = scene.nodes("c", "d", nodes=2)
+    if scene.limit(FREE_AFTER_CLOSE):
+        assert scene.medium.forgets_after_s(scene.run) > 7000
+        c.join()
+        c.failed("RendezvousClosedError")
+        return
+    scene.meet(c, d)
+    assert not c.ask("check", "checked", key="seen")["there"]
+    _finish(c, d)
 
 
 def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(scene: Scene) -> None:
@@ -37,7 +150,10 @@ def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(scene: Scen
     began = time.monotonic()
     scene.meet(*fresh)
     took_s = time.monotonic() - began
-    if _is_declared(scene, "a run id is free at once when all nodes were killed"):
+    limit = scene.limit(FREE_AT_ONCE)
+    if limit == EXPIRING:
+        assert took_s >= KEEP_ALIVE_S / 2 * 0.7  # a key was prolonged at half of its time, at the latest
+    elif limit:
         assert took_s >= TIMEOUT_S * 0.7
     else:
         assert took_s <= TIMEOUT_S * 0.7
@@ -45,13 +161,11 @@ def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(scene: Scen
 
 @pytest.mark.parametrize("name", [name for name in KINDS if not KINDS[name].only_in_soak])
 def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: Troupe, tmp_path: Path) -> None:
-    what = "a run goes on when its server was restarted"
     kind = KINDS[name]
-    if name in NOT_ASKED[what]:
-        medium = kind.start(tmp_path)
+    medium = kind.start(tmp_path)
+    if name in NOT_ASKED[OUTLIVES_SERVER]:
         assert medium.actor is None
         return
-    medium = kind.start(tmp_path)
     scene = Scene(name, kind, medium, troupe)
     again: Actor | None = None
     try:
@@ -62,10 +176,10 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: 
             again = _started_again(medium.actor)
             assert a.ask("bide", "bided", seconds=2.0)["count"] == 0
             b.kill()
-            a.changed()
-            scene.meet(a)
+            scene.call_again(a)
+            ranked([a])
             return
-        assert name in CANNOT[what]
+        assert scene.limit(OUTLIVES_SERVER)
         assert a.ask("bide", "bided", seconds=1.0)["count"] == 0
         # After the grace the members stop trusting their world; and there is none to be had any more.
         a.changed()

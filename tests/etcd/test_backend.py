@@ -17,7 +17,7 @@ from rallypoint.elastic.etcd_store import EtcdStore
 from rallypoint.elastic.registry import get_rendezvous_handler
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from tests.etcd.proxy import Proxy
-from tests.etcd.servers import Cluster, shared
+from tests.etcd.servers import Cluster, running, shared
 
 PREFIX = "/torch/elastic/rendezvous"
 
@@ -201,6 +201,24 @@ def test_https_with_client_certificates(name: str) -> None:
         create_backend(params(cluster.endpoint, name, read_timeout=1))
 
 
+def test_a_cluster_with_certificates_goes_on_when_a_member_dies(name: str) -> None:
+    with running("3.5", 3, tls=True) as cluster:
+        assert cluster.tls is not None
+        files: dict[str, Any] = {
+            "ssl_cert": cluster.tls.cert,
+            "ssl_cert_key": cluster.tls.key,
+            "ca_cert": cluster.tls.ca,
+        }
+        backend, store = create_backend(params(cluster.endpoints, name, protocol="https", **files))
+        first = backend.set_state(b"1")
+        assert first is not None
+        cluster.members[0].kill()
+        second = backend.set_state(b"2", first[1])
+        assert second is not None
+        assert second[2]
+        assert store.add("n", 5) == 5
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("read_timeout", "0"), ("read_timeout", "-1"), ("read_timeout", "x"), ("protocol", "gopher")]
 )
@@ -239,14 +257,15 @@ def test_without_python_etcd_the_error_names_the_extra(one_etcd: Cluster) -> Non
 import sys
 sys.modules["etcd"] = None
 from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.etcd_rendezvous_backend import create_backend
-try:
-    create_backend(RendezvousParameters("etcd-v2", {one_etcd.endpoint!r}, "run", 1, 1))
-except ValueError as exc:
-    print(exc)
+from rallypoint.elastic.registry import get_rendezvous_handler
+for backend in ("etcd-v2", "etcd"):
+    try:
+        get_rendezvous_handler(RendezvousParameters(backend, {one_etcd.endpoint!r}, "run", 1, 1))
+    except ValueError as exc:
+        print(exc)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert "install rallypoint[etcd-v2]" in said
+    assert said.count("install rallypoint[etcd-v2]") == 2
 
 
 @pytest.mark.parametrize("backend", ["etcd-v2", "etcd"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import signal
+import subprocess
+import sys
 
 import pytest
 
+from rallypoint.elastic.etcd_rendezvous import EtcdRendezvous
 from tests.etcd.nodes import Crowd, NodeProcess, crowd
 from tests.etcd.servers import Cluster, wait_until
 
@@ -31,6 +34,24 @@ def test_one_world_of_both(one_etcd: Cluster, name: str, roles: tuple[str, str, 
 @pytest.mark.parametrize("roles", FURTHER, ids="-".join)
 def test_one_world_of_both_in_all_other_ways(one_etcd: Cluster, name: str, roles: tuple[str, str, str, str]) -> None:
     live(one_etcd, name, *roles)
+
+
+def test_extra_data_is_shared(one_etcd: Cluster, name: str) -> None:
+    ours = EtcdRendezvous(one_etcd.client(), "/torchelastic/p2p", name, 1, 1, 60, 1)
+    version, _, _ = ours.rendezvous_barrier()
+    ours.store_extra_data(version, "ours", "from ours")
+    program = f"""
+import etcd
+from torch.distributed.elastic.rendezvous.etcd_rendezvous import EtcdRendezvous
+client = etcd.Client(host="127.0.0.1", port={one_etcd.members[0].port})
+theirs = EtcdRendezvous(client, "/torchelastic/p2p", {name!r}, 1, 1, 60, 1)
+theirs.store_extra_data({version!r}, "theirs", "from torch")
+print(theirs.load_extra_data({version!r}, "ours"))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said == "from ours\n"
+    assert ours.load_extra_data(version, "theirs") == "from torch"
+    ours.set_closed()
 
 
 def live(etcd: Cluster, run_id: str, creator: str, keeper: str, late: str, killed: str) -> None:

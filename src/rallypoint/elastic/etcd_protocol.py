@@ -10,6 +10,7 @@ import json
 import random
 from typing import Any, NamedTuple
 
+from rallypoint.core.explain import are, nodes
 from rallypoint.errors import RendezvousStateError
 
 SETUP, JOINABLE, FROZEN, FINAL, CLOSED = "setup", "joinable", "frozen", "final", "closed"
@@ -101,12 +102,15 @@ def described(state: State | None, min_nodes: int, max_nodes: int) -> str:
         case "setup":
             return "a version is being set up"
         case "joinable":
-            wanted = f"{min_nodes} are needed" if here < min_nodes else f"up to {max_nodes} are waited for"
-            return f"version {state['version']} has {here} of {max_nodes} nodes, and {wanted}"
+            wanted, missing = ("least", min_nodes) if here < min_nodes else ("most", max_nodes)
+            rest = f"{min_nodes - here} more must come" if here < min_nodes else "the last call is not over yet"
+            return f"{here} of at {wanted} {nodes(missing)} {are(missing)} here for version {state['version']}; {rest}"
         case "frozen":
             return f"{len(state['keep_alives'])} of the {here} nodes of version {state['version']} have confirmed"
         case "final":
-            return f"version {state['version']} runs with {here} nodes, and {state['num_workers_waiting']} wait for the next"
+            waiting = state["num_workers_waiting"]
+            wait = "waits" if waiting == 1 else "wait"
+            return f"version {state['version']} runs with {nodes(here)}, and {nodes(waiting)} more {wait} for the next"
         case _:
             return "the run is closed"
 

@@ -22,7 +22,7 @@ from rallypoint.elastic.options import read_options, seconds, text
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
-from rallypoint.stores.etcd_v2 import Keys, step_back
+from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys, step_back
 from rallypoint.stores.etcd_v2_watch import wait_for_event
 
 __all__ = [
@@ -42,6 +42,8 @@ CERT, KEY, CA_CERT = certificates("cert", "key", "cacert")
 OPTIONS = (TIMEOUT, LAST_CALL, PREFIX, PROTOCOL, CERT, KEY, CA_CERT)
 
 _LOOK_S = 2.0
+_MOMENT_S = 1.0
+"""How long an agent that watches its workers is held up by an etcd that does not answer."""
 
 
 class EtcdRendezvousRetryableFailure(Exception):  # noqa: N818  # the name is PyTorch's
@@ -108,6 +110,21 @@ class EtcdRendezvous:
             return self._barrier.state(self._patience())
         except StoreError as exc:
             raise _away(self.run_id, exc) from exc
+
+    def num_waiting(self) -> int:
+        """How many wait for the next version: 0 in an outage, at least 1 where the last barrier's world was given up."""
+        try:
+            state = self._barrier.state(Term.of(timedelta(seconds=_MOMENT_S)))
+        except EtcdAwayError:
+            return 0
+        except StoreError as exc:
+            raise _away(self.run_id, exc) from exc
+        if state is not None and state["status"] == protocol.CLOSED:
+            return 0
+        seat = self._barrier.seat
+        if seat is not None and (state is None or state.get("version") != seat.version):
+            return 1
+        return int(state["num_workers_waiting"]) if state is not None and state["status"] == protocol.FINAL else 0
 
     def is_superseded(self) -> bool:
         """Whether the world of the last barrier is not the run's world any more."""
@@ -217,14 +234,11 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._rendezvous.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """How many wait for the next version; at least 1 where this node's own was given up by those who waited."""
-        state = self._rendezvous.current_state()
-        if state is not None and state["status"] == protocol.CLOSED:
-            return 0
-        seat = self._rendezvous.seat
-        if seat is not None and (state is None or state.get("version") != seat.version):
-            return 1
-        return int(state["num_workers_waiting"]) if state is not None and state["status"] == protocol.FINAL else 0
+        """How many wait for the next version; at least 1 where this node's own was given up by those who waited.
+
+        While etcd cannot be reached it is 0, after a moment: an outage is no reason to stop workers.
+        """
+        return self._rendezvous.num_waiting()
 
     def get_run_id(self) -> str:
         """The run's name."""
