@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from rallypoint.core.model import Bounds, Node, Reason, Settings
 from rallypoint.core.node import State, View
 from rallypoint.document.beside import Beside
-from rallypoint.document.editor import Editor, Heard
+from rallypoint.document.cycle import Cycle, carry_out
+from rallypoint.document.editor import Editor
+from rallypoint.document.pace import Pace
+from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores import MemoryStore
 
 FAST = Settings(last_call_s=3.0, heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0, regroup_s=10.0)
 STEP_S = 0.05
+LONGEST_WAIT_S = 0.5
 
 
 class Paper:
@@ -23,11 +28,16 @@ class Paper:
         self.writes = 0
         self.is_away = False
 
-    def write(self, data: bytes, token: int) -> bool:
-        if token != self.token:
-            return False
-        self.data, self.token, self.writes = data, self.token + 1, self.writes + 1
-        return True
+    def get_state(self) -> tuple[bytes, int] | None:
+        if self.is_away:
+            raise RendezvousConnectionError("the paper is away")
+        return None if self.data is None else (self.data, self.token)
+
+    def set_state(self, state: bytes, token: int | None = None) -> tuple[bytes, int, bool] | None:
+        stands = token == (None if self.data is None else self.token)
+        if stands:
+            self.data, self.token, self.writes = state, self.token + 1, self.writes + 1
+        return None if self.data is None else (self.data, self.token, stands)
 
 
 class Writer:
@@ -40,7 +50,15 @@ class Writer:
         self.editor = Editor("run", view, stage.mint, has_store=stage.store is not None)
         self.is_paused = False
         self.wake_at = 0.0
-        self.checked = ""
+        self._cycle = Cycle(
+            self.editor,
+            stage.paper,
+            stage.beside,
+            clock=self.now,
+            chance=random.Random(name),
+            pace=Pace(LONGEST_WAIT_S),
+            told=lambda before, after, why: None,
+        )
 
     @property
     def view(self) -> View:
@@ -56,57 +74,13 @@ class Writer:
 
     def turn(self) -> None:
         """One look at the document and what follows from it, all in one moment."""
-        editor, stage = self.editor, self.stage
-        if editor.errand is None and self.view.state in (State.IDLE, State.REFUSED, State.FENCED):
-            self.wake_at = stage.now + STEP_S
-            return
-        if stage.paper.is_away:
-            editor.away(self.now())
-            self.wake_at = stage.now + STEP_S
-            return
-        editor.read(stage.paper.data, self.now())
-        token = stage.paper.token
-        self._look()
-        plan = editor.plan(self.now())
-        if plan.say is not None:
-            assert stage.beside is not None
-            assert editor.page is not None
-            editor.said(stage.beside.say(editor.page.nonce, plan.say), self.now())
-            return
-        if plan.write is None:
-            self.wake_at = stage.now + min(plan.wait_s, 0.5)
-            return
-        if editor.page is None and editor.uses_store:
-            assert stage.beside is not None
-            assert stage.beside.open(editor.nonce)
-        elif editor.beats_beside:
-            plan = editor.plan(self.now(), self._pending())
-        if plan.write is not None and stage.paper.write(plan.write, token):
-            editor.written(plan, self.now())
-
-    def _pending(self) -> Heard:
-        page, beside = self.editor.page, self.stage.beside
-        assert page is not None
-        assert beside is not None
-        return beside.pending(page.nonce, page.folded, page.gaps)
-
-    def _look(self) -> None:
-        editor, page, beside = self.editor, self.editor.page, self.stage.beside
-        if page is None:
-            return
-        if beside is not None and page.beside and editor.uses_store and self.checked != page.nonce:
-            if not beside.is_shared(page.nonce):
-                editor.not_shared()
-            self.checked = page.nonce
-        if not editor.beats_beside or beside is None:
-            editor.look({i: str(page.beats.get(i, 0)) for i in editor.watched()}, self.now())
-            return
-        if editor.must_beat(self.now()):
-            editor.beat(beside.beat(page.nonce, self.view.node.id, editor.sign, editor.next_sign()), self.now())
-        if editor.must_look(self.now()):
-            for node_id, sign in editor.look(beside.signs(page.nonce, editor.watched()), self.now()).items():
-                by_me = beside.evict(page.nonce, node_id, sign, self.view.node.id)
-                editor.given_up(node_id, self.now(), by_me=by_me)
+        wait_s = STEP_S
+        if self.editor.errand is not None or self.view.state not in (State.IDLE, State.REFUSED, State.FENCED):
+            try:
+                wait_s = carry_out(self._cycle.turn())
+            except RendezvousConnectionError:
+                self.editor.away(self.now())
+        self.wake_at = self.stage.now + min(wait_s, LONGEST_WAIT_S)
 
 
 class Stage:
@@ -116,7 +90,7 @@ class Stage:
         self.now = 0.0
         self.paper = Paper()
         self.store = MemoryStore() if with_store else None
-        self.beside = Beside(self.store, "run") if self.store is not None else None
+        self.beside = Beside(self.store, "run")
         self.writers: list[Writer] = []
         self._minted = 0
 

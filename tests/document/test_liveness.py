@@ -19,9 +19,16 @@ def test_the_clock_runs_on_between_looks_and_stands_still_in_a_stall() -> None:
 
 
 def test_the_higher_time_is_right() -> None:
-    clock = clocks.heard(DocumentClock(5.0, 1.0), 3.0)
+    clock = clocks.heard(DocumentClock(5.0, 1.0), 3.0, 1.0, 2.0)
     assert clock.time == 5.0
-    assert clocks.heard(clock, 9.0).time == 9.0
+    assert clocks.heard(clock, 9.0, 1.0, 2.0).time == 9.0
+
+
+def test_what_was_heard_is_not_counted_again() -> None:
+    """Two editors whose calls take long would drive each other's clock."""
+    clock = clocks.heard(DocumentClock(5.0, 1.0), 6.5, 2.5, 2.0)
+    assert clock.time == 6.5
+    assert clocks.look(clock, 3.0, 2.0).time == 7.0
 
 
 def _look(silence: Silence, now: float, beating: bool = True, **signs: str) -> Silence:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rallypoint.core import codec
 from rallypoint.core.events import Message
-from rallypoint.document.editor import Heard
+from rallypoint.document.plans import Heard
 from rallypoint.document.silence import EVICTED, is_evicted
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.stores.errors import StoreError

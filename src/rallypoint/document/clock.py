@@ -22,6 +22,10 @@ def look(clock: DocumentClock, monotonic: float, longest_s: float) -> DocumentCl
     return DocumentClock(clock.time + min(gap_s, longest_s), monotonic)
 
 
-def heard(clock: DocumentClock, time: float) -> DocumentClock:
-    """Another editor knows what time it is; the higher one is right, for nobody counts time that did not pass."""
+def heard(clock: DocumentClock, time: float, monotonic: float, longest_s: float) -> DocumentClock:
+    """Another editor knows what time it is; the higher one is right, for nobody counts time that did not pass.
+
+    What has passed on this editor's own clock since its last look is in that time already, and not to be counted again.
+    """
+    clock = look(clock, monotonic, longest_s)
     return msgspec.structs.replace(clock, time=time) if time > clock.time else clock

@@ -7,54 +7,32 @@ of only once it stands.  Whoever brings the IO calls `read`, then `plan`, and sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from rallypoint.core import node as core
 from rallypoint.core import transition
 from rallypoint.core.changes import Step
-from rallypoint.core.events import CloseAsked, Event, Left, Lost, Message
+from rallypoint.core.events import CloseAsked, Event, Left, Lost
 from rallypoint.core.model import Node, Phase, Reason, Run, Settings
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Broken, Notice, Said, Sealed
 from rallypoint.document import clock as clocks
 from rallypoint.document import page as pages
-from rallypoint.document import silence as silences
 from rallypoint.document.clock import DocumentClock
+from rallypoint.document.life import SignsOfLife
+from rallypoint.document.line import TURN_S, is_here, live, turn_s, watched_by
 from rallypoint.document.page import MOST_GAPS, Page
-from rallypoint.document.silence import Silence, is_evicted
+from rallypoint.document.plans import Heard, Plan
 
-TURN_S = 0.02
-LONGEST_TURN_S = 0.5
-"""What is everybody's business is done by the first in line; the others give it so much time, each a little more."""
 TICKET_TURN_S = 0.005
 LONGEST_TICKET_TURN_S = 2.0
 """Whoever announced first takes in all announcements; the others look after their own, each a little later."""
-EARLY = 0.75
-MOST_WATCHED = 256
 
 Errand = Left | CloseAsked
 
-
-class Plan(msgspec.Struct, frozen=True):
-    """What to do: say this beside the document; or write these bytes; or else wait for so long."""
-
-    say: Message | None = None
-    write: bytes | None = None
-    page: Page | None = None
-    wait_s: float = 0.0
-    rings: bool = False
-    why: str = ""
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """Announcements that stood beside the document: the messages, the last number, and which were not there yet."""
-
-    messages: Sequence[Message] = ()
-    last: int = 0
-    gaps: tuple[int, ...] = ()
+_GIVEN_UP = "it was silent for too long, and given up"
 
 
 class Editor:
@@ -67,20 +45,15 @@ class Editor:
         self.errand: Errand | None = None
         self.page: Page | None = None
         self.uses_store = has_store
-        self.beat_at = 0.0
-        self.sign = ""
+        self.life = SignsOfLife()
         self.why = ""
         self._mint = mint
         self._data: bytes | None = None
         self._lost_page = False
         self._restore_at = 0.0
         self._clock = DocumentClock()
-        self._silence = Silence()
-        self._beats = 0
-        self._beating = False
-        self._evicted = False
-        self._given_up: dict[str, float] = {}
         self._due_since: float | None = None
+        self._settled: tuple[Page | None, View, float | None] = (None, view, None)
         self._ticket: int | None = None
         self._said_at = 0.0
 
@@ -108,9 +81,8 @@ class Editor:
     def reborn(self, node: Node) -> None:
         """After being fenced: the same process under a new identity (rule 9)."""
         self.view = core.reborn(self.view, node)
-        self._forget_others()
-        self._beats, self.sign, self._evicted, self._ticket = 0, "", False, None
-        self.beat_at = 0.0
+        self.life = SignsOfLife()
+        self._ticket = None
 
     # What the document says ---------------------------------------------------------------------------------------
 
@@ -132,98 +104,90 @@ class Editor:
     @property
     def is_listed(self) -> bool:
         """Whether the document counts this node among the living."""
-        return self.view.node.id in _live(self.run)
+        return is_here(self.run, self.view.node.id)
 
     def read(self, data: bytes | None, now: float) -> None:
         """The document was read: these bytes, or there was none.  RendezvousStateError when it makes no sense."""
-        self._clock = clocks.look(self._clock, now, 2 * self.settings.heartbeat_interval_s)
-        self.view = core.connected(self.view)
+        self._clock = clocks.look(self._clock, now, self._longest_gap_s)
+        if self.view.out_since is not None:
+            self.view = core.connected(self.view)
         if data is not None and data != self._data:
             page = pages.decode(data, self.run_id)
             if self._is_older(page):
                 self._lost_page = True
             else:
-                self._take(data, page)
+                self._take(data, page, now)
         elif data is None and self.page is not None:
             # Its medium has lost it: whoever remembers it puts it back, and nobody is judged by what was lost.
             self._lost_page = True
-            self._forget_others()
+            self.life.forget_others()
         elif data is not None:
             self._lost_page = False
 
     def away(self, now: float) -> None:
         """The document cannot be reached: an outage, not a loss (rule 14)."""
         self.view = core.passed(core.disconnected(self.view, now), now)
-        self._forget_others()
+        self.life.forget_others()
 
     def written(self, plan: Plan, now: float) -> None:
         """What the plan wanted to write stands."""
         assert plan.write is not None, "only what was to be written was written"
         assert plan.page is not None, "and what it says is known"
-        self._take(plan.write, plan.page)
+        self._take(plan.write, plan.page, now)
         self._restore_at = now + self.settings.heartbeat_interval_s
         self.why = plan.why or self.why
         if not self.beats_beside:
-            self._beats = plan.page.beats.get(self.view.node.id, self._beats)
-            self._beating = True
-            self.beat_at = now + self.settings.heartbeat_interval_s
+            count = plan.page.beats.get(self.view.node.id, self.life.count)
+            self.life.wrote(count, now, self.settings.heartbeat_interval_s)
 
     def not_shared(self) -> None:
         """The store beside the document does not work, or is not the one that the others use."""
         self.uses_store = False
-        self._forget_others()
+        self.life.forget_others()
 
     # Signs of life ------------------------------------------------------------------------------------------------
 
     def next_sign(self) -> str:
-        """This node's next sign of life: a counter, and what time it is on the document's clock."""
-        return f"{self._beats + 1}:{self._clock.time:.3f}"
+        """This node's next sign of life."""
+        return self.life.next_sign(self._clock.time)
 
     def beat(self, sign: str, now: float) -> None:
-        """A beat beside the document got through, and this stands there now."""
-        self._evicted = is_evicted(sign)
-        self._beating = not self._evicted
-        self._beats += 1
-        self.sign = sign
-        self.beat_at = now + self.settings.heartbeat_interval_s
+        """A beat beside the document got through, and this stands there now: perhaps that the node was given up."""
+        self.life.beat(sign, now, self.settings.heartbeat_interval_s)
+        if self.life.is_evicted and self.view.state in (State.WAITING, State.SPARE):
+            # Who holds a world is told by the document.  Who waits would join again under a name that was given up.
+            self.view = msgspec.structs.replace(self.view, state=State.FENCED, why=_GIVEN_UP)
 
     def must_beat(self, now: float) -> bool:
         """Whether a beat beside the document is due: before a node is in the document, and as long as it is."""
         takes_part = core.announce(self.view) is not None and self.view.state is not State.FINISHED
-        return takes_part and now >= self.beat_at
+        return takes_part and now >= self.life.beat_at
 
     def must_look(self, now: float) -> bool:
         """Whether the others' signs are to be read again."""
-        looked = self._silence.looked
-        # A little early: looking takes time, and with the next beat it must be due again, or silence would never count.
-        return looked is None or now >= looked + EARLY * self.settings.heartbeat_interval_s
+        return self.life.must_look(now, self.settings)
 
     def watched(self) -> list[str]:
-        """Whose signs to read: the others, or in a large run those who come next in line."""
-        line = [node_id for node_id in _line(self.run) if node_id != self.view.node.id]
-        if len(line) <= MOST_WATCHED:
-            return line
-        at = self._position() % len(line)
-        return [*line[at:], *line[:at]][:MOST_WATCHED]
+        """Whose signs to read."""
+        return watched_by(self.run, self.view.node.id)
 
     def look(self, signs: Mapping[str, str], now: float) -> dict[str, str]:
         """Everybody's signs were read: who is to be given up, with the sign that did not change."""
         for sign in signs.values():
-            self._hear_time(sign)
-        settings = self.settings
-        beating = not self.is_listed or (self._beating and now <= self.beat_at + settings.heartbeat_interval_s)
-        self._silence = silences.look(self._silence, signs, now, settings.heartbeat_interval_s, beating=beating)
-        silent = silences.silent(self._silence, settings.heartbeat_timeout_s)
-        self._given_up = {node_id: at for node_id, at in self._given_up.items() if node_id in silent}
-        for node_id, sign in silent.items():
-            if is_evicted(sign) or not self.beats_beside:
-                self._given_up.setdefault(node_id, now + self._turn_s())
-        return {node_id: sign for node_id, sign in silent.items() if node_id not in self._given_up}
+            self._hear_time(sign, now)
+        return self.life.look(
+            signs,
+            now,
+            self.settings,
+            is_listed=self.is_listed,
+            beside=self.beats_beside,
+            turn_s=turn_s(self.run, self.view.node.id),
+        )
 
     def given_up(self, node_id: str, now: float, *, by_me: bool) -> None:
         """A silent node was given up beside the document, by this node or another; or it spoke after all."""
         if by_me:
-            self._given_up[node_id] = now
+            self.life.gave_up(node_id, now)
 
     # Announcements ------------------------------------------------------------------------------------------------
 
@@ -244,7 +208,10 @@ class Editor:
     def _plan(self, now: float, heard: Heard | None) -> Plan | None:
         """None where something was heard, and the next step follows from it."""
         time, base = self._clock.time, self.run
-        losses = [Lost(node_id, self._why_lost(node_id)) for node_id in self._losses(base)]
+        lost = self.life.losses(base, self.view.node.id)
+        if heard is None and not lost and self._is_settled(time) and not self._must_write(now):
+            return Plan(wait_s=self._wait_s(now))
+        losses = [Lost(node_id, self._why_lost(node_id)) for node_id in lost]
         step = transition.time_passed(base, losses, time, self._mint())
         timed = step.run
         for message in heard.messages if heard is not None else ():
@@ -256,7 +223,10 @@ class Editor:
         if desired == base and not self._must_write(now):
             self._due_since = None
             self.errand = None
-            return None if self._hear(step.notices[said_before:]) else Plan(wait_s=self._wait_s(now))
+            if self._hear(step.notices[said_before:]):
+                return None
+            self._settled = (self.page, self.view, transition.wake_at(base, time))
+            return Plan(wait_s=self._wait_s(now))
         own = desired != others or self.errand is not None
         if own and self._must_say():
             return Plan(say=self.errand or core.announce(self.view))
@@ -265,6 +235,15 @@ class Editor:
             return Plan(wait_s=min(at - now, self._wait_s(now)))
         return self._edit(base, step, heard)
 
+    def _is_settled(self, time: float) -> bool:
+        """Whether the same was asked before, about the same document, and nothing came of it.
+
+        Who waits is told in words for how long still, and these change.
+        """
+        page, view, until = self._settled
+        same = page is self.page and view is self.view and view.state is not State.WAITING and self.errand is None
+        return same and page is not None and (until is None or time < until)
+
     def _own_events(self, base: Run) -> Iterable[Event]:
         if self.errand is not None:
             yield self.errand
@@ -272,7 +251,7 @@ class Editor:
         if message is None or (isinstance(self.errand, Left) and self.view.state is not State.FINISHED):
             return
         if self._is_judging(base):
-            left_s = max(self.settings.heartbeat_timeout_s - self._longest_silence_s(), 0.0)
+            left_s = max(self.settings.heartbeat_timeout_s - self.life.longest_silence_s, 0.0)
             why = (
                 f"the run is closed; whether a node of it is still there is seen within {left_s:.1f} s, and if none is, "
                 f"it starts anew"
@@ -285,7 +264,7 @@ class Editor:
         """A newcomer at a closed run waits for a sign of its nodes: they may all be dead, and it may start anew."""
         fresh = self.view.state is State.WAITING and self.view.incarnation != base.incarnation
         alive = base.phase is Phase.CLOSED and base.live > 0
-        return fresh and alive and not silences.anyone_spoke(self._silence)
+        return fresh and alive and not self.life.anyone_spoke
 
     def _hear(self, notices: Iterable[Notice]) -> bool:
         before = self.view
@@ -309,7 +288,7 @@ class Editor:
             return now >= self._restore_at
         if self.page.beside and not self.uses_store:
             return True
-        return not self.beats_beside and self.is_listed and now >= self.beat_at
+        return not self.beats_beside and self.is_listed and now >= self.life.beat_at
 
     def _must_say(self) -> bool:
         """Whether an announcement comes first: so that whoever is at it takes in all of them with one write."""
@@ -321,11 +300,11 @@ class Editor:
         if own:
             due.append(self._own_turn(now))
         if lost:
-            due.append(min(self._given_up.values(), default=now) if not self._evicted else now)
+            due.append(min(self.life.losses_at(), default=now) if not self.life.is_evicted else now)
         if timed and not lost:
             if self._due_since is None:
                 self._due_since = now
-            due.append(self._due_since + self._turn_s())
+            due.append(self._due_since + turn_s(self.run, self.view.node.id))
         return min(due, default=now)
 
     def _own_turn(self, now: float) -> float:
@@ -337,12 +316,12 @@ class Editor:
     def _edit(self, base: Run, step: Step, heard: Heard | None) -> Plan:
         desired = step.run
         page = self.page or Page(run=base, nonce=self.nonce, beside=self.uses_store)
-        me, live = self.view.node.id, _live(desired)
+        me, here = self.view.node.id, live(desired)
         beats: dict[str, int] = {}
         if not self.uses_store or not page.beside:
-            beats = {node_id: count for node_id, count in page.beats.items() if node_id in live}
-            if me in live:
-                beats[me] = max(beats.get(me, 0), self._beats) + 1
+            beats = {node_id: count for node_id, count in page.beats.items() if node_id in here}
+            if me in here:
+                beats[me] = max(beats.get(me, 0), self.life.count) + 1
         rings = self.page is None or self._lost_page or _is_news(base, desired) or page.beside != self.uses_store
         breaks = (n.what for n in step.notices if isinstance(n.what, Broken) and not isinstance(n.to, str))
         broken = next(breaks, None)
@@ -362,77 +341,48 @@ class Editor:
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _take(self, data: bytes, page: Page) -> None:
+    def _take(self, data: bytes, page: Page, now: float) -> None:
         if self.page is not None and self.page.nonce != page.nonce:
             self._ticket = None
         if self.page is not None and self.page.beside != page.beside:
-            self._forget_others()
+            self.life.forget_others()
         self._data, self.page, self._lost_page = data, page, False
         self._due_since = None
-        self._clock = clocks.heard(self._clock, page.clock)
+        self._clock = clocks.heard(self._clock, page.clock, now, self._longest_gap_s)
 
     def _is_older(self, page: Page) -> bool:
         """Whether the medium went back in time: this node has read a later edit of the same document."""
         known = self.page
         return known is not None and known.nonce == page.nonce and page.epoch < known.epoch
 
-    def _losses(self, base: Run) -> list[str]:
-        live = _live(base)
-        gone = [node_id for node_id in self._given_up if node_id in live]
-        return [*gone, self.view.node.id] if self._evicted and self.view.node.id in live else gone
-
     def _why_lost(self, node_id: str) -> str:
         if node_id == self.view.node.id:
-            return "it was silent for too long, and given up"
+            return _GIVEN_UP
         return f"nothing was heard of it for {self.settings.heartbeat_timeout_s:.1f} s"
 
     def _wait_s(self, now: float) -> float:
         time = self._clock.time
-        due = [self.beat_at - now if self.is_listed else self.settings.heartbeat_interval_s]
+        due = [self.life.beat_at - now if self.is_listed else self.settings.heartbeat_interval_s]
         wake_at = transition.wake_at(self.run, time)
         if wake_at is not None:
             due.append(wake_at - time)
-        due += [at - now for at in self._given_up.values()]
+        due += [at - now for at in self.life.losses_at()]
+        if self.page is not None:
+            due.append(self.life.look_in_s(now, self.settings, beside=self.beats_beside))
         return max(min(due), 0.001)
 
-    def _turn_s(self) -> float:
-        return min(self._position() * TURN_S, LONGEST_TURN_S)
+    @property
+    def _longest_gap_s(self) -> float:
+        """A look later than this after the last one comes after a stall."""
+        return 2 * self.settings.heartbeat_interval_s
 
-    def _position(self) -> int:
-        """This node's place in line, last where it is not in it."""
-        me = self.view.node.id
-        position = 0
-        for position, node_id in enumerate(_line(self.run)):
-            if node_id == me:
-                return position
-        return position + 1
-
-    def _longest_silence_s(self) -> float:
-        return max((one.silent_s for one in self._silence.watched.values()), default=0.0)
-
-    def _hear_time(self, sign: str) -> None:
+    def _hear_time(self, sign: str, now: float) -> None:
         _, _, time = sign.partition(":")
         try:
-            self._clock = clocks.heard(self._clock, min(float(time or 0.0), 1e9))
+            told = min(float(time or 0.0), 1e9)
         except ValueError:
             return
-
-    def _forget_others(self) -> None:
-        self._silence = Silence()
-        self._given_up = {}
-        self._beating = False
-
-
-def _line(run: Run) -> Iterable[str]:
-    """Everybody who is here, in an order that all readers agree on: members by rank, then those who wait by arrival."""
-    members = sorted(run.active.items(), key=lambda entry: entry[1])
-    waiters = chain.from_iterable(t.values() for t in (run.returned, run.queue, run.paused, run.spares))
-    waiting = sorted(waiters, key=lambda waiter: waiter.arrival)
-    return chain((node_id for node_id, _ in members), (waiter.node.id for waiter in waiting))
-
-
-def _live(run: Run) -> set[str]:
-    return set(chain(run.active, run.returned, run.queue, run.paused, run.spares))
+        self._clock = clocks.heard(self._clock, told, now, self._longest_gap_s)
 
 
 def _is_news(before: Run, after: Run) -> bool:

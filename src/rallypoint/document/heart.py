@@ -11,14 +11,16 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from rallypoint.core.node import State, View
 from rallypoint.document.beside import Beside
-from rallypoint.document.editor import Editor, Plan
-from rallypoint.document.pace import Pace, step_back_s
+from rallypoint.document.cycle import Backend, Cycle, carry_out
+from rallypoint.document.editor import Editor
+from rallypoint.document.pace import Pace
 from rallypoint.document.recording import tell
 from rallypoint.document.waiting import Bell, Waker, bell_for
+from rallypoint.document.watching import Watch, Watchable
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
 
 log = logging.getLogger("rallypoint.document")
@@ -32,16 +34,6 @@ _ASKING = (State.WAITING, State.SPARE)
 _OUT = (State.IDLE, State.REFUSED, State.FENCED)
 
 
-class Backend(Protocol):
-    """What a medium must be able to do to hold the document: PyTorch's `RendezvousBackend`."""
-
-    def get_state(self) -> tuple[bytes, Any] | None:
-        """What is there, and its token."""
-
-    def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
-        """Write if the token is still right; what is there then, its token, and whether it was written."""
-
-
 class Heart:
     """Drives an editor.  `changed` is notified whenever the view may have changed."""
 
@@ -51,7 +43,6 @@ class Heart:
         self.trouble = ""
         self.failure: Exception | None = None
         self.medium = threading.Lock()
-        self._backend = backend
         self._store = store
         self._beside = Beside(store, editor.run_id)
         self._bell: Bell | None = None
@@ -60,10 +51,19 @@ class Heart:
         self._waker: Waker | None = None
         self._pace = Pace(LONGEST_POLL_S)
         self._chance = random.Random()
+        self._cycle = Cycle(
+            editor,
+            backend,
+            self._beside,
+            clock=time.monotonic,
+            chance=self._chance,
+            pace=self._pace,
+            told=tell,
+        )
+        self._watch = Watch(backend) if isinstance(backend, Watchable) else None
+        self._watched_epoch = -1
+        self._quiet = Pace(LONGEST_ASKING_POLL_S)
         self._orders: list[Callable[[], None]] = []
-        self._checked = ""
-        self._conflicts = 0
-        self._write_s = 0.0
         self._retry_s = 0.0
         self._thread: threading.Thread | None = None
         self._ended = False
@@ -138,6 +138,8 @@ class Heart:
                     self._wait(wait_s)
         finally:
             self._drop_bell()
+            if self._watch is not None:
+                self._watch.end()
             if self._waker is not None:
                 self._waker.close()
 
@@ -153,7 +155,7 @@ class Heart:
             return _PARKED_S
         try:
             with self.medium:
-                wait_s = self._cycle()
+                wait_s = carry_out(self._cycle.turn())
         except RendezvousConnectionError as exc:
             return self._away(str(exc))
         except Exception as exc:  # a user's backend may raise anything; who joins is told
@@ -172,97 +174,6 @@ class Heart:
         longest_s = min(LONGEST_RETRY_S, self.editor.settings.heartbeat_timeout_s / 3)
         self._retry_s = min(max(self._retry_s * 2, 0.05), longest_s)
         return self._retry_s * self._chance.uniform(0.5, 1.0)
-
-    def _cycle(self) -> float:
-        editor = self.editor
-        found = self._backend.get_state()
-        data, token = (None, None) if found is None else found
-        changed = editor.page
-        editor.read(data, time.monotonic())
-        if editor.page is not changed:
-            self._pace.reset()
-        self._use_store()
-        self._look()
-        plan = editor.plan(time.monotonic())
-        if plan.say is not None and editor.page is not None:
-            ticket = self._beside.say(editor.page.nonce, plan.say)
-            editor.said(ticket, time.monotonic())
-            # Others may have come first meanwhile, and may be at it.
-            return 0.0
-        if plan.write is None:
-            return plan.wait_s
-        return self._write(plan, token)
-
-    def _use_store(self) -> None:
-        """Find out, once for each document, whether the store beside it is everybody's."""
-        page = self.editor.page
-        if page is not None and page.beside and self.editor.uses_store and self._checked != page.nonce:
-            if not self._beside.is_shared(page.nonce):
-                self.editor.not_shared()
-            self._checked = page.nonce
-
-    def _look(self) -> None:
-        """Beat, and look who else does."""
-        editor, page = self.editor, self.editor.page
-        now = time.monotonic()
-        if page is None:
-            return
-        if not editor.beats_beside:
-            editor.look({node_id: str(page.beats.get(node_id, 0)) for node_id in editor.watched()}, now)
-            return
-        if editor.must_beat(now):
-            there = self._beside.beat(page.nonce, editor.view.node.id, editor.sign, editor.next_sign())
-            editor.beat(there, time.monotonic())
-        if editor.must_look(now):
-            signs = self._beside.signs(page.nonce, editor.watched())
-            for node_id, sign in editor.look(signs, time.monotonic()).items():
-                by_me = self._beside.evict(page.nonce, node_id, sign, editor.view.node.id)
-                editor.given_up(node_id, time.monotonic(), by_me=by_me)
-
-    def _write(self, plan: Plan, token: Any) -> float:
-        editor, known = self.editor, self.editor.page
-        if known is None and editor.uses_store:
-            if not self._beside.open(editor.nonce):
-                editor.not_shared()
-                return 0.0
-            self._checked = editor.nonce
-        elif known is not None and editor.beats_beside:
-            heard = self._beside.pending(known.nonce, known.folded, known.gaps)
-            plan = editor.plan(time.monotonic(), heard)
-            if plan.write is None:
-                return plan.wait_s
-        assert plan.write is not None, "a plan that writes has something to write"
-        started = time.monotonic()
-        stands = self._confirmed(plan.write, self._backend.set_state(plan.write, token))
-        self._write_s = time.monotonic() - started
-        if not stands:
-            self._conflicts += 1
-            self._pace.reset()
-            return step_back_s(self._conflicts, self._write_s, self._chance.random())
-        self._conflicts = 0
-        before = editor.run
-        editor.written(plan, time.monotonic())
-        self._after(plan, known.folded if known is not None else 0)
-        tell(before, editor.run, plan.why)
-        # What stands is heard at once; whatever else there is to do follows after the next look.
-        after = editor.plan(time.monotonic())
-        return 0.0 if after.write is not None or after.say is not None else after.wait_s
-
-    def _confirmed(self, written: bytes, result: tuple[bytes, Any, bool] | None) -> bool:
-        """Whether a write stands; a backend that does not say so is asked what is there (None: what was written)."""
-        if result is not None:
-            return bool(result[2])
-        found = self._backend.get_state()
-        return found is None or bytes(found[0]) == written
-
-    def _after(self, plan: Plan, folded: int) -> None:
-        page = plan.page
-        if page is None or not self.editor.beats_beside:
-            return
-        if plan.rings:
-            self._beside.ring(page.nonce, page.epoch)
-        if page.folded > folded:
-            self._beside.tidy(page.nonce, folded + 1, page.folded, page.epoch - 8 if plan.rings else 0)
 
     # Waiting ------------------------------------------------------------------------------------------------------
 
@@ -285,12 +196,37 @@ class Heart:
             except OSError:
                 self._drop_bell()
             return
+        if self._can_watch:
+            self._wait_watching(wait_s)
+            return
         self._wait_checking(page.nonce, page.epoch + 1, wait_s)
 
     def _wait_asking(self, wait_s: float) -> None:
-        """Nothing rings: read again after a while."""
-        parked = wait_s >= _PARKED_S or self.trouble
-        self._pause(wait_s if parked else min(wait_s, self._poll_s()))
+        """Nothing rings: read again after a while, or when the backend says that something changed."""
+        if wait_s >= _PARKED_S or self.trouble:
+            self._pause(wait_s)
+        elif self._can_watch:
+            self._wait_watching(wait_s)
+        else:
+            self._pause(min(wait_s, self._poll_s()))
+
+    @property
+    def _can_watch(self) -> bool:
+        return self._watch is not None and self._watch.works
+
+    def _wait_watching(self, wait_s: float) -> None:
+        """The backend watches.  After a change that was no news, as a beat is, it may wait a little until it does."""
+        assert self._watch is not None, "who asked knows that it can watch"
+        assert self._waker is not None, "the thread has its waker"
+        started, epoch = time.monotonic(), self.editor.page.epoch if self.editor.page is not None else 0
+        if epoch == self._watched_epoch:
+            self._pause(min(wait_s, self._quiet.pause_s(self._chance.random())))
+            if self._orders or self._ended:
+                return
+        else:
+            self._watched_epoch = epoch
+            self._quiet.reset()
+        self._watch.wait(self._cycle.token, wait_s - (time.monotonic() - started), self._waker)
 
     def _wait_checking(self, nonce: str, epoch: int, wait_s: float) -> None:
         """A bell that one has to look at."""

@@ -16,8 +16,9 @@ from rallypoint.core.model import Bounds, Ending, Node, Phase, Reason, Settings
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.document import page as pages
+from rallypoint.document.cycle import Backend
 from rallypoint.document.editor import Editor
-from rallypoint.document.heart import Backend, Heart
+from rallypoint.document.heart import Heart
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

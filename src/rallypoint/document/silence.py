@@ -64,3 +64,9 @@ def silent(silence: Silence, timeout_s: float) -> dict[str, str]:
 def anyone_spoke(silence: Silence) -> bool:
     """Whether any of those who are watched has been heard."""
     return any(one.spoke for one in silence.watched.values())
+
+
+def patience_s(silence: Silence, timeout_s: float) -> float:
+    """How long after the last look somebody will have been silent for too long, unless it is heard before."""
+    left_s = (timeout_s - one.silent_s for one in silence.watched.values() if not is_evicted(one.sign))
+    return min((each for each in left_s if each > 0), default=timeout_s)
