@@ -190,6 +190,10 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
         other.set_timeout(self._timeout)
         return other
 
+    # The names by which torch's C++ code calls these two.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _get_all(self, keys: Sequence[str]) -> list[bytes]:
