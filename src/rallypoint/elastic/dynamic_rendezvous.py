@@ -76,7 +76,12 @@ STORE_TIMEOUT = timedelta(seconds=300)
 
 
 class RendezvousBackend(ABC):
-    """A medium that holds one document; two methods are all that is needed to bring one's own."""
+    """A medium that holds one document; two methods are all that is needed to bring one's own.
+
+    A medium that can tell of a change may have a third, `wait_for_change(token, timeout_s)`: it returns when the
+    document's token is not `token` any more (None: when there is a document), or when the time is up.  Then nodes wait
+    for it instead of reading again and again.  It is called from a thread of its own, beside the others.
+    """
 
     @property
     @abstractmethod
