@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,9 @@ from rallypoint.stores import StoreError
 from rallypoint.stores.etcd_v2 import Keys
 from rallypoint.stores.etcd_v2_names import LARGEST_VALUE
 from rallypoint.stores.etcd_v2_store import EtcdV2Store
+from tests.etcd.counting import count_while_leaders_fail
 from tests.etcd.proxy import Proxy
-from tests.etcd.servers import Cluster, wait_until
+from tests.etcd.servers import Cluster
 
 SOON = timedelta(seconds=60)
 SOON_S = 60.0
@@ -324,36 +324,4 @@ def test_etcd_that_does_not_come_back_is_told(own_etcd: Cluster) -> None:
 
 
 def test_no_count_is_lost_or_doubled_while_leaders_die_and_pause(own_cluster: Cluster) -> None:
-    """Four threads count while the leader is killed, comes back, and the next one is paused."""
-    stop = threading.Event()
-    counted: list[int] = []
-
-    def count() -> None:
-        store = EtcdV2Store(own_cluster.client(), "/stores", SOON)
-        while not stop.is_set():
-            counted.append(store.add("n", 1))
-
-    def go_on_counting(more: int) -> None:
-        wanted = len(counted) + more
-        wait_until(lambda: len(counted) >= wanted)
-
-    with ThreadPoolExecutor(4) as pool:
-        threads = [pool.submit(count) for _ in range(4)]
-        try:
-            go_on_counting(20)
-            leader = own_cluster.leader()
-            leader.kill()
-            go_on_counting(20)
-            leader.start()
-            leader.wait()
-            second = own_cluster.leader()
-            second.pause()
-            go_on_counting(20)
-            second.go_on()
-            go_on_counting(20)
-        finally:
-            stop.set()
-        for thread in threads:
-            thread.result(SOON_S)
-    assert sorted(counted) == list(range(1, len(counted) + 1))
-    assert EtcdV2Store(own_cluster.client(), "/stores", SOON).get("n") == str(len(counted)).encode()
+    count_while_leaders_fail(own_cluster, [EtcdV2Store(own_cluster.client(), "/stores", SOON) for _ in range(4)])

@@ -119,9 +119,9 @@ KINDS: dict[str, Kind] = {
     "prefix-file": under(FILE, "prefix"),
     "prefix-tcp": under(TCP, "prefix"),
     "inner-outer-tcp": under(TCP, "outer", "inner"),
-    "etcd-v3 3.5, three members": ETCD_V3,
-    "etcd-v3 3.4": etcd_v3("3.4", 1),
-    "prefix-etcd-v3": under(ETCD_V3, "prefix"),
+    "etcd-v3 3.5, three members": etcd_v3("3.5", 3),
+    "etcd-v3 3.4": ETCD_V3,
+    "prefix-etcd-v3 3.4": under(ETCD_V3, "prefix"),
     **ETCD_KINDS,
     **TORCH_KINDS,
 }

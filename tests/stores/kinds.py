@@ -108,4 +108,4 @@ def etcd_v3(version: str, size: int) -> Kind:
 MEMORY = Kind(_memory, frozenset({"limits"}))
 FILE = Kind(_file)
 TCP = Kind(lambda stack: clients_of(start_server(stack).port, stack))
-ETCD_V3 = etcd_v3("3.5", 3)
+ETCD_V3 = etcd_v3("3.4", 1)

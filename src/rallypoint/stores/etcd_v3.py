@@ -17,20 +17,17 @@ from functools import partial
 from typing import TypeVar
 
 from rallypoint.etcd_client import (
-    Change,
     EtcdClient,
     EtcdCompactedError,
     EtcdError,
     EtcdLeaseLostError,
-    KeyValue,
     Lease,
-    Watch,
     compare,
     delete_op,
     get_op,
     put_op,
 )
-from rallypoint.etcd_client.messages import RangeRequest, RangeResponse, RequestOp
+from rallypoint.etcd_client.messages import RangeResponse, RequestOp
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
@@ -45,22 +42,15 @@ from rallypoint.stores.base import (
     name_some,
 )
 from rallypoint.stores.data import read_number
-from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from rallypoint.stores.errors import QueueEmptyError, StoreError
 from rallypoint.stores.etcd_v2_names import summed
 from rallypoint.stores.etcd_v3_changes import Changes, Settled, Tenure, Write
+from rallypoint.stores.etcd_v3_lookout import NAMES_AT_ONCE, Lookout, look_s
 from rallypoint.stores.etcd_v3_names import Names, Queue, Split, read_queue, read_value, written_queue
 from rallypoint.stores.etcd_v3_values import PART_BYTES, Values
 from rallypoint.stores.wire import Limits, Query, why_too_large
 
 T = TypeVar("T")
-Bytes = frozenset[bytes]  # within the class, `set` is a method
-
-_NAMES_AT_ONCE = 60
-"""etcd takes 128 operations in a transaction, and a name needs two."""
-_LOOK_S = 5.0
-"""How long etcd may take to answer even if the time to wait is over: whether something is there must be found out."""
-_LEASE_LOOK_S = 0.5
-"""How often a wait looks whether this process has lost its lease, of which no watch would tell."""
 
 
 class EtcdV3Store(Store):
@@ -85,6 +75,7 @@ class EtcdV3Store(Store):
         self._tenure = Tenure(lease, self._names.prefix)
         self._changes = Changes(client, self._names, self._tenure)
         self._values = Values(client, self._names, self._tenure.lease_id)
+        self._lookout = Lookout(client, self._names, self._tenure, self._values)
         limits = limits or Limits()
         # On the wire of a TCP store a key has a slash in front.
         self._limits = replace(limits, key_bytes=limits.key_bytes - 1)
@@ -158,7 +149,7 @@ class EtcdV3Store(Store):
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
         with self._asking(f"check {name_some(keys)}", Query.CHECK, *names):
-            return not self._missing(names, None)[0]
+            return not self._lookout.missing(names, None)[0]
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -166,8 +157,8 @@ class EtcdV3Store(Store):
         names, term = encode_keys(keys), self._term(timeout)
         asked = f"wait for {name_some(keys)}"
         with self._asking(asked, Query.WAIT, *names):
-            missing, revision = self._missing(names, _look_s(term))
-            self._await(missing, revision, term, asked)
+            missing, revision = self._lookout.missing(names, look_s(term))
+            self._lookout.wait(missing, revision, term, asked)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         in_64_bits(world_size)
@@ -176,13 +167,11 @@ class EtcdV3Store(Store):
         here, revision = self._add(asked, name, 1)
         if here >= world_size:
             return
-        place = self._names.value(name)
-        with self._asking(asked), self._client.watch(place, revision=revision + 1, timeout_s=_look_s(term)) as watch:
-            while True:
-                for kv in self._next(watch, term, asked, ()):
-                    count = read_value(kv.value, kv.key)
-                    if not isinstance(count, Split) and (read_number(count) or 0) >= world_size:
-                        return
+        with self._asking(asked), self._lookout.watching(self._names.value(name), revision, term, asked) as written:
+            for kv in written:
+                count = read_value(kv.value, kv.key)
+                if not isinstance(count, Split) and (read_number(count) or 0) >= world_size:
+                    return
 
     # Queues -----------------------------------------------------------------------------------------------------------
 
@@ -212,15 +201,13 @@ class EtcdV3Store(Store):
         asked = f"pop from the queue {key!r}"
         with self._asking(asked, Query.QUEUE_POP, name):
             while True:
-                (popped, revision), _ = self._changes.make(lambda: self._popping(name, _look_s(term)))
+                (popped, revision), _ = self._changes.make(lambda: self._popping(name, look_s(term)))
                 if popped is not None:
                     return popped
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty")
-                place = self._names.queue(name)
-                with self._client.watch(place, revision=revision + 1, timeout_s=_look_s(term)) as watch:
-                    while not self._next(watch, term, asked, ()):
-                        pass  # somebody has taken the last entry
+                with self._lookout.watching(self._names.queue(name), revision, term, asked) as written:
+                    next(written)
 
     def queue_len(self, key: str) -> int:
         name = encode_key(key)
@@ -276,7 +263,7 @@ class EtcdV3Store(Store):
         """Read a value and write what `decide` makes of it; None: it stays as it is."""
 
         def plan() -> Write[T] | Settled[T]:
-            kv, value = self._read(self._names.value(name))
+            kv, value = self._lookout.read(self._names.value(name))
             result, new = decide(value)
             if new is None:
                 return Settled(result)
@@ -298,7 +285,7 @@ class EtcdV3Store(Store):
             if len(more) <= PART_BYTES:
                 unchanged = compare(place, mod_revision=kv.mod_revision)
                 return Write(None, (unchanged,), self._values.extend(place, found, more))
-            kv, whole = self._read(place)
+            kv, whole = self._lookout.read(place)
             found = whole or b""
         assert isinstance(found, bytes)
         return self._writing(name, found + more, None, 0 if kv is None else kv.mod_revision)
@@ -332,93 +319,17 @@ class EtcdV3Store(Store):
             unchanged = compare(place, mod_revision=queues[0].mod_revision)
             return Write((value, outcome.revision), (unchanged,), tuple(then))
 
-    # Looking and waiting ----------------------------------------------------------------------------------------------
-
-    def _read(self, place: bytes) -> tuple[KeyValue | None, bytes | None]:
-        """What stands at a key, and the value that it makes."""
-        while True:
-            found = self._client.range(place)
-            if not found.kvs:
-                return None, None
-            try:
-                return found.kvs[0], self._values.read(found.kvs[0], found.revision, None)
-            except EtcdCompactedError:
-                continue
+    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _get(self, keys: Sequence[str], asked: str) -> list[bytes]:
         names, term = encode_keys(keys), self._term(None)
         with self._asking(asked, Query.MULTI_GET, *names):
             while True:
-                try:
-                    values, revision = self._look(names, _look_s(term))
-                except EtcdCompactedError:
-                    continue
-                missing = Bytes(names) - values.keys()
+                values, revision = self._lookout.values(names, look_s(term))
+                missing = frozenset(names) - values.keys()
                 if not missing:
                     return [values[name] for name in names]
-                self._await(missing, revision, term, asked)
-
-    def _look(self, names: list[bytes], timeout_s: float) -> tuple[dict[bytes, bytes], int]:
-        """The values that are there, those of queues empty; and a revision after which nothing was overlooked."""
-        values: dict[bytes, bytes] = {}
-        since = 0
-        for batch, answers, revision in self._ask(names, lambda name: get_op(self._names.value(name)), timeout_s):
-            since = since or revision
-            for name, value, queue in zip(batch, answers[::2], answers[1::2], strict=True):
-                if value.kvs:
-                    values[name] = self._values.read(value.kvs[0], revision, timeout_s)
-                elif queue.count:
-                    values[name] = b""
-        return values, since
-
-    def _missing(self, names: list[bytes], timeout_s: float | None) -> tuple[Bytes, int]:
-        """What is not there; and a revision after which nothing was overlooked."""
-        there: list[bytes] = []
-        since = 0
-        for batch, answers, revision in self._ask(names, lambda name: _count_op(self._names.value(name)), timeout_s):
-            since = since or revision
-            for name, value, queue in zip(batch, answers[::2], answers[1::2], strict=True):
-                if value.count or queue.count:
-                    there.append(name)
-        return Bytes(names).difference(there), since
-
-    def _ask(
-        self, names: list[bytes], question: Callable[[bytes], RequestOp], timeout_s: float | None
-    ) -> Iterator[tuple[list[bytes], list[RangeResponse], int]]:
-        """For some names at a time: the answer for each value, whether there is a queue, and the revision of both."""
-        wanted = list(dict.fromkeys(names))
-        for start in range(0, len(wanted), _NAMES_AT_ONCE):
-            batch = wanted[start : start + _NAMES_AT_ONCE]
-            operations = [op for name in batch for op in (question(name), _count_op(self._names.queue(name)))]
-            outcome = self._client.transaction(then=operations, timeout_s=timeout_s)
-            yield batch, [answer for answer in outcome.answers if isinstance(answer, RangeResponse)], outcome.revision
-
-    def _await(self, missing: Bytes, revision: int, term: Term, asked: str) -> None:
-        """Wait until each of the names has been there after a revision: one watch, over all that lies between them."""
-        if not missing:
-            return
-        awaited = {place: name for name in missing for place in (self._names.value(name), self._names.queue(name))}
-        start, end = min(awaited), max(map(self._names.behind, missing))
-        with self._client.watch(start, end=end, revision=revision + 1, timeout_s=_look_s(term)) as watch:
-            while missing:
-                for kv in self._next(watch, term, asked, missing):
-                    missing -= {awaited[kv.key]} if kv.key in awaited else Bytes()
-
-    def _next(self, watch: Watch, term: Term, asked: str, missing: Iterable[bytes]) -> tuple[KeyValue, ...]:
-        """What was written next; nothing, if it was a deletion."""
-        while True:
-            self._tenure.check()
-            left_s = term.left_s()
-            if left_s <= 0:
-                names = sorted(map(decode_key, missing))
-                left = f"; still missing: {name_some(names)}" if names else ""
-                trouble = f"; {watch.trouble}" if watch.trouble else ""
-                raise StoreTimeoutError(f"{asked}: not within {term.timeout_s:g} s{left}{trouble}")
-            item = watch.get(timeout_s=min(left_s, _LEASE_LOOK_S) if self._tenure.may_end else left_s)
-            if isinstance(item, Change):
-                return () if item.is_delete else (item.kv,)
-            if item is not None:
-                return item.kvs
+                self._lookout.wait(missing, revision, term, asked)
 
     def _term(self, timeout: timedelta | None) -> Term:
         return Term.of(self._timeout if timeout is None else timeout)
@@ -437,22 +348,13 @@ class EtcdV3Store(Store):
             raise StoreError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
 
 
-def _look_s(term: Term) -> float:
-    return max(term.left_s(), _LOOK_S)
-
-
-def _count_op(key: bytes) -> RequestOp:
-    """Whether a key is there, without its value."""
-    return RequestOp(request_range=RangeRequest(key, count_only=True))
-
-
 def _batches(pairs: dict[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
     """Pairs that fit into a transaction together; a large one goes by itself."""
     batch: dict[bytes, bytes] = {}
     size = 0
     for name, value in pairs.items():
         size += len(name) + len(value)
-        if batch and (size > PART_BYTES or len(batch) == _NAMES_AT_ONCE):
+        if batch and (size > PART_BYTES or len(batch) == NAMES_AT_ONCE):
             yield batch
             batch, size = {}, len(name) + len(value)
         batch[name] = value
