@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import documents, etcd_client, etcd_v2, keys, meeting, simulated, torchrun
+from benchmarks import documents, etcd_client, etcd_v2, etcd_v3, keys, meeting, simulated, torchrun
 
 OUTPUT = Path("build/bench")
 
@@ -20,6 +20,7 @@ def main() -> None:
     documents.run(console, OUTPUT)
     torchrun.run(console, OUTPUT)
     etcd_v2.run(console, OUTPUT)
+    etcd_v3.run(console, OUTPUT)
     etcd_client.run(console, OUTPUT)
     simulated.run(console, OUTPUT)
 

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +97,15 @@ def cpu_s(pid: int) -> float:
     """How much processor time a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descendant(name: str, of: int | None = None) -> int:
+    """The process of this name among those that this one, or another, has started."""
+    pid = os.getpid() if of is None else of
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text(encoding="ascii").split():
+            if Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip() == name:
+                return int(child)
+            with suppress(LookupError):
+                return descendant(name, int(child))
+    raise LookupError(f"there is no process {name!r} among those that process {pid} has started")

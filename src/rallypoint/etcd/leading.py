@@ -24,7 +24,8 @@ from rallypoint.etcd.board import Board, Crashes, Ended, Sealing, Seated, encode
 SUCCESSORS = 3
 MOST_CRASHES = 64
 REMARK_INTERVAL_S = 1.0
-"""How often the board changes at most for the sake of a sentence alone: everybody is sent every change."""
+REMARKS_A_SECOND = 250
+"""How often the board changes at most for the sake of a sentence alone, and how many nodes are sent it in a second."""
 
 EXPIRED = "its lease ended"
 
@@ -243,7 +244,7 @@ class Leading:
         shown = self._shown
         assert shown is not None, "the first board is news"
         differs = _timeless(board.why) != _timeless(shown.why) or board.successors != shown.successors
-        return differs and now >= self._shown_at + REMARK_INTERVAL_S
+        return differs and now >= self._next_remark
 
     def written(self, draft: Draft, now: float) -> None:
         """All of a draft is in etcd."""
@@ -264,7 +265,11 @@ class Leading:
             return None
         board = self._board(now)
         waits = _timeless(board.why) != _timeless(self._shown.why) or board.successors != self._shown.successors
-        return self._shown_at + REMARK_INTERVAL_S if waits else None
+        return self._next_remark if waits else None
+
+    @property
+    def _next_remark(self) -> float:
+        return self._shown_at + max(REMARK_INTERVAL_S, self.run.live / REMARKS_A_SECOND)
 
     def _board(self, now: float) -> Board:
         run = self.run

@@ -47,7 +47,7 @@ from rallypoint.etcd_client import (
 )
 from rallypoint.etcd_client.messages import RangeResponse
 from rallypoint.membership.addresses import own_address
-from rallypoint.membership.link import Peer, Prepare
+from rallypoint.membership.link import Peer, Prepare, differs
 
 log = logging.getLogger("rallypoint.etcd")
 
@@ -228,7 +228,6 @@ class EtcdLink:
             if self._thread is None and not self._ending:
                 self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
                 self._thread.start()
-            self.changed.notify_all()
         self._wake.set()
 
     def _run(self) -> None:
@@ -290,7 +289,7 @@ class EtcdLink:
         with self.changed:
             if self._to_say is message:
                 self._to_say = None
-            if message is not None:
+            if isinstance(message, Left):
                 self.changed.notify_all()
 
     def _say_join(self, message: Joined) -> None:
@@ -435,7 +434,7 @@ class EtcdLink:
     def _change(self, change: Callable[[View], View], *, always: bool = False) -> None:
         with self.changed:
             before, self._view = self._view, change(self._view)
-            if self._view is not before or always:
+            if always or differs(before, self._view):
                 self.changed.notify_all()
 
     def _end(self) -> None:

@@ -84,3 +84,12 @@ class Link(Protocol):
 
     def close(self) -> None:
         """End the link."""
+
+
+def differs(before: View, after: View) -> bool:
+    """Whether somebody may wait for this change; a new sentence alone wakes nobody."""
+    if after is before:
+        return False
+    return (after.state, after.waiting, after.out_since) != (before.state, before.waiting, before.out_since) or (
+        after.world is not before.world
+    )

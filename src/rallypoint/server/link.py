@@ -24,7 +24,7 @@ from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.membership.background import background
-from rallypoint.membership.link import Peer, Prepare
+from rallypoint.membership.link import Peer, Prepare, differs
 from rallypoint.server import protocol
 from rallypoint.server.session import Session
 
@@ -316,22 +316,13 @@ class Link:
         """Let the session do something, and wake whoever waits for the view to change."""
         before, welcomed = self.view, self._session.welcomed
         action()
-        if always or self._session.welcomed != welcomed or _differs(before, self.view):
+        if always or self._session.welcomed != welcomed or differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
 
 
 def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
     return protocol.AskPeers(number, seal_id, start)
-
-
-def _differs(before: View, after: View) -> bool:
-    """Whether somebody may wait for this change; a new sentence alone wakes nobody."""
-    if after is before:
-        return False
-    return (after.state, after.waiting, after.out_since) != (before.state, before.waiting, before.out_since) or (
-        after.world is not before.world
-    )
 
 
 def _is_address(host: str) -> bool:

@@ -1,0 +1,81 @@
+"""How long nodes take to meet on etcd v3, to notice a loss, and what idling costs etcd; beside torch's etcd backends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.etcd_v2 import ratio, serving, shown, taken
+from benchmarks.meeting import GIVE_UP_S, PROCESSES, form
+from benchmarks.processes import Worker, cpu_s, descendant, workers
+from rallypoint.elastic.etcd_server import EtcdServer
+
+OURS = "rallypoint:etcd-v3"
+NODES = 64
+MANY = 1000
+IDLE_S = 10
+LEASE_S = 5
+
+
+def run(console: Console, output: Path) -> None:
+    """Form, notice, idle; nothing is drawn, so `output` stays as it is."""
+    with serving() as server:
+        endpoint = server.get_endpoint()
+        ours = taken(OURS, NODES, endpoint)
+        table = Table(
+            *("torch's backend", "torch, s", "our etcd-v3, s", "times faster", "goal"),
+            title=f"etcd-v3: form a world of {NODES}",
+            title_justify="left",
+        )
+        for backend, goal in (("etcd-v2", "300"), ("etcd", "20")):
+            theirs = taken(f"torch:{backend}", NODES, endpoint)
+            table.add_row(backend, shown(theirs), shown(ours), ratio(theirs, ours), goal)
+        console.print(table)
+        alone = Table("what", "measured", "goal", title="etcd-v3 alone, one member", title_justify="left")
+        alone.add_row(f"{MANY:,} nodes form", f"{form(OURS, MANY, GIVE_UP_S, endpoint):.2f} s", "under 3 s")
+        alone.add_row("kill -9 of one of four is noticed", f"{noticed(endpoint):.2f} s", f"under {LEASE_S + 1} s")
+        alone.add_row(f"{MANY:,} idle nodes, etcd's share", f"{idle(server):.1%} of a core", "under 25 %")
+        console.print(alone)
+
+
+def noticed(endpoint: str) -> float:
+    """Seconds from the death of one of four nodes until the last of the others is told."""
+    nodes = [Worker("benchmarks.node", OURS, endpoint, "noticed", "3", "4", "1") for _ in range(4)]
+    with workers(*nodes):
+        for node in nodes:
+            node.hear()
+        for node in nodes:
+            node.tell("join")
+        for node in nodes:
+            node.hear(GIVE_UP_S)
+        nodes[3].kill()
+        began = time.monotonic()
+        for node in nodes[:3]:
+            node.tell(f"watch {GIVE_UP_S}")
+        if any(node.hear() < 0 for node in nodes[:3]):
+            raise AssertionError("nobody noticed")
+        return time.monotonic() - began
+
+
+def idle(server: EtcdServer) -> float:
+    """The share of a core that etcd uses for many nodes that do nothing."""
+    share = str(MANY // PROCESSES)
+    crews = [
+        Worker("benchmarks.node", OURS, server.get_endpoint(), "idle", str(MANY), str(MANY), share)
+        for _ in range(PROCESSES)
+    ]
+    with workers(*crews):
+        for crew in crews:
+            crew.hear()
+        for crew in crews:
+            crew.tell("join")
+        for crew in crews:
+            crew.hear(GIVE_UP_S)
+        time.sleep(3)
+        etcd = descendant("etcd")
+        before = cpu_s(etcd)
+        time.sleep(IDLE_S)
+        return (cpu_s(etcd) - before) / IDLE_S
