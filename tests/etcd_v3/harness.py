@@ -1,0 +1,154 @@
+"""Nodes on real etcd as processes that tests command and listen to, and etcd as an observer sees it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rallypoint.core.model import Phase
+from rallypoint.etcd.board import Board, decode_board
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd_client import Change, EtcdClient, KeyValue, User
+from tests.etcd.servers import Cluster
+from tests.etcd.servers import Member as EtcdServer
+from tests.etcd_client.stage import until
+from tests.faults.harness import Actor, Node, Stage, by_rank
+
+__all__ = ["PREFIX", "EtcdNode", "EtcdStage", "Observer", "by_rank", "leader_of", "until"]
+
+PREFIX = "/test"
+
+
+class EtcdNode(Node):
+    """A node that joins through etcd."""
+
+    def __init__(self, name: str, *, before: Sequence[str] = ()) -> None:
+        Actor.__init__(self, "tests.etcd_v3.node", before=before)
+        self.name = name
+
+    def join(self, endpoint: str, nodes: str | int, run: str = "run", **options: Any) -> None:
+        """Join; unless told otherwise with a lease of two seconds."""
+        self.order("join", endpoint=endpoint, run=run, nodes=str(nodes), options={"node_name": self.name, **options})
+
+    def standing(self) -> dict[str, Any]:
+        return self.ask("standing", "standing")
+
+    def renewed(self) -> None:
+        """Wait until its lease has been renewed once more."""
+        assert self.ask("lease", "renewed")["gained"], self.account()
+
+    def undisturbed(self) -> None:
+        """It has been told nothing, and holds its world."""
+        assert self.standing()["state"] == "HOLDS", self.account()
+        assert self.heard("changed") == [], self.account()
+
+
+class EtcdStage(Stage):
+    """Makes nodes on etcd."""
+
+    def nodes(self, *names: str, before: Sequence[str] = ()) -> list[EtcdNode]:  # type: ignore[override]
+        nodes = [EtcdNode(name, before=before) for name in names]
+        self.actors += nodes
+        for node in nodes:
+            node.expect("ready")
+        return nodes
+
+    def node(self, name: str, *, before: Sequence[str] = ()) -> EtcdNode:
+        return self.nodes(name, before=before)[0]
+
+
+class Observer:
+    """Somebody who takes no part in a run and looks at what is in etcd."""
+
+    def __init__(self, endpoints: str, run: str, user: User | None = None) -> None:
+        self.client = EtcdClient(endpoints, timeout_s=30.0, user=user)
+        self.keys = Keys(PREFIX, run)
+        self.run = run
+
+    def board(self) -> Board | None:
+        found = self.client.get(self.keys.board)
+        return None if found is None else decode_board(found.value, self.run)
+
+    def leader(self) -> str:
+        """The id of the node that leads; empty where nobody does."""
+        found = self.client.get(self.keys.leader)
+        return "" if found is None else found.value.decode()
+
+    def leading(self, nodes: Sequence[EtcdNode]) -> EtcdNode:
+        """Wait until one of these nodes leads; which."""
+        names = {node.name: node for node in nodes}
+        until(lambda: self.leader().partition(".")[0] in names, f"one of {sorted(names)} leads")
+        return names[self.leader().partition(".")[0]]
+
+    def everything(self) -> tuple[KeyValue, ...]:
+        """All keys of the run."""
+        return self.client.range(self.keys.run, prefix=True).kvs
+
+    def is_empty(self) -> bool:
+        return not self.everything()
+
+    def words(self) -> int:
+        """How many nodes say something."""
+        return len(self.client.range(self.keys.said, prefix=True, keys_only=True).kvs)
+
+    def until_waiting(self, count: int) -> None:
+        """Wait until so many newcomers are known to wait."""
+        until(lambda: (board := self.board()) is not None and board.waiting == count, f"{count} wait")
+
+    def until_sealed(self, round_: int) -> None:
+        def is_sealed() -> bool:
+            board = self.board()
+            return board is not None and board.phase is Phase.SEALED and board.round >= round_
+
+        until(is_sealed, f"round {round_} is sealed")
+
+    def boards(self) -> list[Board]:
+        """All boards of the run up to now, on a cluster where nobody compacts."""
+        found: list[Board] = []
+        now = self.client.get(self.keys.board)
+        assert now is not None, "there is a board"
+        with self.client.watch(self.keys.board, revision=1) as watch:
+            while not found or watch.next_revision <= now.mod_revision:
+                change = watch.get(timeout_s=30.0)
+                assert isinstance(change, Change), change
+                if not change.is_delete:
+                    found.append(decode_board(change.value, self.run))
+        return found
+
+
+@contextmanager
+def observing(endpoints: str, run: str, user: User | None = None) -> Iterator[Observer]:
+    """An observer that goes with the block."""
+    observer = Observer(endpoints, run, user)
+    try:
+        yield observer
+    finally:
+        observer.client.close()
+
+
+def fresh_run() -> str:
+    """A run id that nobody else has."""
+    return f"run-{secrets.token_hex(4)}"
+
+
+def leader_of(cluster: Cluster) -> EtcdServer:
+    """Wait until one member leads, as all of them see it; which."""
+    found: list[EtcdServer] = []
+
+    def is_known() -> bool:
+        with EtcdClient(cluster.endpoints, timeout_s=10.0) as client:
+            statuses = [health.status for health in client.health()]
+        leaders = {status.leader for status in statuses if status is not None}
+        if len(leaders) != 1:
+            return False
+        found[:] = [
+            member
+            for member, status in zip(cluster.members, statuses, strict=True)
+            if status is not None and status.header is not None and status.header.member_id in leaders
+        ]
+        return bool(found)
+
+    until(is_known, "one member of etcd leads")
+    return found[0]

@@ -1,0 +1,136 @@
+"""A node on etcd as a process of its own: `python -m tests.etcd_v3.node`.  Commands and events are those of tests.faults."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rallypoint import events
+from rallypoint.core.model import Bounds, Reason, Role, Settings
+from rallypoint.elastic.place import Place
+from rallypoint.errors import RendezvousError
+from rallypoint.etcd import leader
+from rallypoint.etcd.member import EtcdMember
+from rallypoint.etcd_client import EtcdClient, Tls, User
+from rallypoint.membership.member import this_node
+from tests.faults.node import Puppet, obey, say
+
+DIES_WITHIN_S = 600.0
+
+
+class EtcdPuppet(Puppet):
+    """Joins through etcd, and can live by itself: whenever its world is over it joins the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files = ExitStack()
+        self._is_recorded = False
+
+    def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
+        member = self._member(endpoint, run, nodes, options)
+        timeout_s = options.get("join_timeout", 40.0)
+        say("joins", node=member.view.node.id)
+        try:
+            placed = member.join(timeout_s)
+        except RendezvousError:
+            member.leave(Reason.WITHDREW, "its join failed", patience_s=0.0)
+            raise
+        self.placed(Place(member, timeout_s, placed))
+
+    def _member(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> EtcdMember:
+        low, _, high = nodes.partition(":")
+        leader.RUN_LEASE_S = options.get("run_lease", leader.RUN_LEASE_S)
+        tls = Tls(options["cacert"], options.get("cert"), options.get("key")) if "cacert" in options else None
+        user = User(*options["user"]) if "user" in options else None
+        client = EtcdClient(endpoint, tls=tls, user=user, timeout_s=options.get("timeout", 10.0), spread=False)
+        settings = Settings(
+            last_call_s=options.get("last_call_timeout", 0.3),
+            regroup_s=options.get("regroup_timeout", 60.0),
+            closed_ttl_s=options.get("closed_ttl", 60.0),
+            outage_grace_s=options.get("outage_grace", 300.0),
+            crash_pause_s=0.0,
+        )
+        node = this_node(options["node_name"], role=Role(options.get("role", "member")))
+        return EtcdMember(
+            client,
+            options.get("prefix", "/test"),
+            run,
+            Bounds(int(low), int(high or low)),
+            settings,
+            node,
+            lease_ttl_s=options.get("lease_ttl", 2),
+            call_s=10.0,
+            close_s=options.get("close_timeout", 30.0),
+        )
+
+    def record(self, path: str) -> None:
+        """Write down all that happens from now on: what a leader here decides, and where this node stands."""
+        self._files.enter_context(events.write_json_lines(Path(path)))
+        self._is_recorded = True
+        say("recording", path=path)
+
+    def placed(self, place: Place) -> None:
+        if self._is_recorded:
+            node, (incarnation, _, seal_id) = place._member.view.node, place.fence.split("/")
+            details = {"rank": place.rank, "size": place.world_size, "round": place.round, "node": node.id}
+            events.record("placed", place._member.run_id, "", seal_id=seal_id, incarnation=incarnation, **details)
+        super().placed(place)
+
+    def live(self) -> None:
+        """Join again whenever it is time to, until the run is closed."""
+        place = self.here()
+        while True:
+            place.changed.wait()
+            view = place._member.view
+            if place._member.is_closed():
+                break
+            assert view.world is not None, "who is told that its world is over had one"
+            seal_id, node = view.world.seal_id, view.node.id
+            events.record("over", place._member.run_id, view.why, seal_id=seal_id, node=node, state=view.state.name)
+            self.placed(place.again())
+        say("ended", why=place._member.view.why)
+
+    def watch(self, place: Place, fence: str) -> None:
+        if not self._is_recorded:
+            super().watch(place, fence)
+
+    def standing(self) -> None:
+        """Who this node is, and where it stands."""
+        view = self.here()._member.view
+        say("standing", node=view.node.id, state=view.state.name, why=view.why, out=view.out_since is not None)
+
+    def lease(self) -> None:
+        """Wait until the node's lease has been renewed once more."""
+        link: Any = self.here()._member.link
+        lease = link._lease
+        before, pause = lease.renewal.until, threading.Event()
+        for _ in range(3000):
+            if lease.renewal.until > before or lease.lost.is_set():
+                break
+            pause.wait(0.02)
+        say("renewed", lost=lease.lost.is_set(), gained=lease.renewal.until > before)
+
+    def give_up(self) -> None:
+        """Leave as somebody whose worker has failed."""
+        say("left", done=self.here()._member.leave(Reason.GAVE_UP, "it failed"))
+
+
+def main() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    if "--debug" in sys.argv:
+        logging.getLogger("rallypoint").setLevel(logging.INFO)
+    puppet = EtcdPuppet()
+    say("ready")
+    for line in sys.stdin:
+        order = json.loads(line)
+        command = getattr(puppet, order.pop("do"))
+        threading.Thread(target=obey, args=(command, order), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
