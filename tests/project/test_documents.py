@@ -7,9 +7,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from rallypoint.core.phases import diagram
-from rallypoint.elastic.rallypoint_handler import OPTIONS
+from rallypoint.elastic import etcd_v3_handler, rallypoint_handler
+from rallypoint.elastic.options import Option
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +38,9 @@ def test_the_example_in_the_readme_prints_what_it_says() -> None:
     assert told.stdout.splitlines() == ["0 1 b'hello'", "False", "2"]
 
 
-def test_every_option_of_the_backend_stands_in_the_documents() -> None:
-    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
-    assert [option.name for option in OPTIONS if f"`{option.name}`" not in text] == []
+@pytest.mark.parametrize(
+    ("page", "options"), [("server.md", rallypoint_handler.OPTIONS), ("etcd-v3.md", etcd_v3_handler.OPTIONS)]
+)
+def test_every_option_of_a_backend_stands_in_its_document(page: str, options: tuple[Option[Any], ...]) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert [option.name for option in options if f"`{option.name}`" not in text] == []

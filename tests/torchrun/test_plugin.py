@@ -40,8 +40,17 @@ def test_torch_finds_the_backend_by_its_name() -> None:
         assert handler.shutdown()
 
 
-def test_loading_the_plug_in_imports_next_to_nothing() -> None:
-    (entry,) = metadata.entry_points(group="torchrun.handlers", name="rallypoint")
+def test_torch_finds_the_one_on_etcd_too() -> None:
+    params = torch_api.RendezvousParameters("etcd-v3", "127.0.0.1:1,127.0.0.1:2", "run", 1, 2, timeout=900)
+    handler = get_rendezvous_handler(params)
+    assert isinstance(handler, TorchHandler)
+    assert (handler.get_backend(), handler.get_run_id()) == ("etcd-v3", "run")
+    handler.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["rallypoint", "etcd-v3"])
+def test_loading_the_plug_in_imports_next_to_nothing(backend: str) -> None:
+    (entry,) = metadata.entry_points(group="torchrun.handlers", name=backend)
     program = f"""
 import sys
 from {entry.module} import {entry.attr}
@@ -53,7 +62,7 @@ print(*sorted({{"torch", "asyncio", "grpc", "msgspec", "rallypoint.elastic"}} & 
 
 
 def test_our_own_registry_is_not_confused_by_it() -> None:
-    assert "rallypoint" not in registry.installed_handlers()
+    assert not {"rallypoint", "etcd-v3"} & set(registry.installed_handlers())
     params = rallypoint.RendezvousParameters("rallypoint", "127.0.0.1:1", "run", 1, 2, is_host="false")
     handler = rallypoint.get_rendezvous_handler(params)
     assert not isinstance(handler, torch_api.RendezvousHandler)

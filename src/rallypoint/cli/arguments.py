@@ -1,14 +1,27 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take: where to ask, which is a server or etcd."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from rallypoint.errors import RendezvousError
+
 if TYPE_CHECKING:
+    from rallypoint.cli.etcd_visitor import EtcdVisitor
     from rallypoint.server.visitor import Visitor
 
 DEFAULT_PORT = 29400
+
+# Spelled out here, so that `--help` need not load what they are for.
+_FOR_ETCD = {
+    "etcd_prefix": ("TEXT", "where in etcd the keys of all runs lie (default: /rallypoint)"),
+    "username": ("NAME", "the name of etcd's user, where it has users"),
+    "password_file": ("FILE", "the file with that user's password"),
+    "cacert": ("FILE", "the certificates that etcd's own are signed by; implies TLS"),
+    "cert": ("FILE", "this client's certificate, where etcd wants one; implies TLS"),
+    "key": ("FILE", "the key of that certificate"),
+}
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -21,25 +34,46 @@ def endpoint(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(str(exc)) from None
 
 
+def server_or_etcd(text: str) -> tuple[str, int] | str:
+    """Host and port of a server, or etcd's endpoints as they were given."""
+    from rallypoint.elastic.utils import is_etcd
+
+    return text.strip() if is_etcd(text) else endpoint(text)
+
+
 def written(host: str, port: int) -> str:
     """An endpoint as people write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def declare_endpoint(parser: argparse.ArgumentParser) -> None:
-    """Where the server is that is asked."""
+    """Where to ask."""
     parser.add_argument(
         "--endpoint",
-        type=endpoint,
+        type=server_or_etcd,
         default=("localhost", DEFAULT_PORT),
         metavar="HOST:PORT",
-        help=f"where `rallypoint serve` listens (default: localhost:{DEFAULT_PORT})",
+        help=f"where `rallypoint serve` listens (default: localhost:{DEFAULT_PORT}), or etcd://HOST:PORT,HOST:PORT "
+        f"(etcds:// with TLS)",
     )
+    for_etcd = parser.add_argument_group("where the endpoint is etcd")
+    for name, (metavar, help_text) in _FOR_ETCD.items():
+        for_etcd.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=help_text)
 
 
-def visit(given: argparse.Namespace) -> Visitor:
-    """A connection to the server that was named."""
+def visit(given: argparse.Namespace) -> Visitor | EtcdVisitor:
+    """A connection to the server or the etcd that was named."""
+    config = {name: value for name in _FOR_ETCD if (value := getattr(given, name)) is not None}
+    if isinstance(given.endpoint, str):
+        from rallypoint.cli.etcd_visitor import EtcdVisitor
+
+        return EtcdVisitor(given.endpoint, config)
     from rallypoint.server.visitor import Visitor
 
     host, port = given.endpoint
+    if config:
+        raise RendezvousError(
+            f"--{next(iter(config)).replace('_', '-')} is for etcd, and {written(host, port)} would be a server: write the "
+            f"endpoint as etcd://{written(host, port)}, or leave the option out"
+        )
     return Visitor(host, port)

@@ -16,6 +16,7 @@ from rallypoint.errors import RendezvousError
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from rallypoint.cli.etcd_visitor import EtcdVisitor
     from rallypoint.server.protocol import Status
     from rallypoint.server.visitor import Visitor
 
@@ -54,7 +55,7 @@ def _ask(given: argparse.Namespace) -> list[Status]:
         return [status for status in found if status is not None]
 
 
-def _status(visitor: Visitor, run_id: str) -> Status | None:
+def _status(visitor: Visitor | EtcdVisitor, run_id: str) -> Status | None:
     """Where a run stands; None where it ended between the two questions."""
     from rallypoint.server.visitor import NotDoneError
 
@@ -135,7 +136,8 @@ def _picture(given: argparse.Namespace, found: list[Status]) -> Group:
 
 
 def _nothing(given: argparse.Namespace) -> str:
-    return f"There are no runs at {written(*given.endpoint)}."
+    where = given.endpoint if isinstance(given.endpoint, str) else written(*given.endpoint)
+    return f"There are no runs at {where}."
 
 
 def _sentence(status: Status) -> str:

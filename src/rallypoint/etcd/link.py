@@ -33,6 +33,7 @@ from rallypoint.etcd_client import (
     EtcdClosedError,
     EtcdError,
     EtcdForkError,
+    EtcdHopelessError,
     EtcdLeaseLostError,
     EtcdMissingError,
     EtcdRefusedError,
@@ -58,7 +59,7 @@ _HURRY_S = 2.0
 _WISH_S = 10.0
 """How long it may take to write down a wish."""
 
-_HOPELESS = (EtcdAuthError, EtcdMissingError, EtcdRefusedError)
+_HOPELESS = (EtcdAuthError, EtcdHopelessError, EtcdMissingError, EtcdRefusedError)
 _TAKES_PART = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN, State.FINISHED)
 
 

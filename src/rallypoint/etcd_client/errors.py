@@ -9,6 +9,7 @@ __all__ = [
     "EtcdCompactedError",
     "EtcdError",
     "EtcdForkError",
+    "EtcdHopelessError",
     "EtcdLeaseLostError",
     "EtcdMessageError",
     "EtcdMissingError",
@@ -28,6 +29,10 @@ class EtcdMissingError(EtcdError):
 
 class EtcdUnavailableError(EtcdError):
     """No endpoint gave a usable answer in time, and nothing was changed; the message has the last answer of each."""
+
+
+class EtcdHopelessError(EtcdUnavailableError):
+    """Every endpoint answered, and will always answer so: it is not etcd, or certificates do not fit; nothing was changed."""
 
 
 class EtcdAmbiguousError(EtcdUnavailableError):

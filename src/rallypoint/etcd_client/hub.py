@@ -21,6 +21,7 @@ from rallypoint.etcd_client.errors import (
     EtcdAuthError,
     EtcdClosedError,
     EtcdError,
+    EtcdHopelessError,
     EtcdMessageError,
     EtcdRefusedError,
     EtcdUnavailableError,
@@ -163,8 +164,9 @@ class Hub:
             )
         if self.closing.is_set():
             return EtcdClosedError(f"the client was closed during {_name(method)}")
-        when = "" if tries.all_hopeless else f" within {timeout_s:g} s"
-        return EtcdUnavailableError(f"etcd gave no answer to {_name(method)}{when}. {tries}")
+        if tries.all_hopeless:
+            return EtcdHopelessError(f"etcd gave no answer to {_name(method)}. {tries}")
+        return EtcdUnavailableError(f"etcd gave no answer to {_name(method)} within {timeout_s:g} s. {tries}")
 
     # The token --------------------------------------------------------------------------------------------------------
 
