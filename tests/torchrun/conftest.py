@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
+from tests.etcd.servers import Cluster, running
 from tests.faults import harness as faults
+from tests.torchrun.harness import FAST
 from tests.torchrun.stage import Backend, Job
+
+
+class Authority(Backend, Protocol):
+    """One that a test makes."""
+
+    def __init__(self) -> None: ...
+
+    def end(self) -> None:
+        """Nothing is left of it."""
 
 
 class StandaloneServer:
@@ -18,15 +31,16 @@ class StandaloneServer:
     name = "rallypoint"
 
     def __init__(self) -> None:
+        self.options = FAST
         self._stage = faults.Stage()
         self._server: faults.Server | None = None
-        self.endpoint = ""
+        self.endpoint = self.address = ""
 
     def start(self) -> None:
         port = self._server.port if self._server is not None else 0
         # A server that knows nothing of the run listens for a while before it seals anything (rule 14).
         self._server = self._stage.server(port=port, hold_s=4.0 if port else 0.0)
-        self.endpoint = self._server.endpoint
+        self.endpoint = self.address = self._server.endpoint
 
     def kill(self) -> None:
         assert self._server is not None
@@ -36,16 +50,49 @@ class StandaloneServer:
         self._stage.end()
 
 
-@pytest.fixture(params=["rallypoint"])
+class EtcdCluster:
+    """Three members of etcd."""
+
+    name = "etcd-v3"
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {
+            **dict.fromkeys(FAST),
+            "lease_ttl": 3,
+            "last_call_timeout": 60,
+            "join_timeout": 80,
+        }
+        self._stack = ExitStack()
+        self.cluster: Cluster
+        self.endpoint = self.address = ""
+
+    def start(self) -> None:
+        if self.endpoint:
+            self.cluster.start()
+            return
+        self.cluster = self._stack.enter_context(running("3.5", 3, v2=False))
+        self.endpoint = self.cluster.endpoints
+        self.address = f"etcd://{self.endpoint}"
+
+    def kill(self) -> None:
+        self.cluster.kill()
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+BACKENDS: dict[str, type[Authority]] = {"rallypoint": StandaloneServer, "etcd-v3": EtcdCluster}
+
+
+@pytest.fixture(params=["rallypoint", pytest.param("etcd-v3", marks=pytest.mark.soak)])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """An authority that was started, by the name of the backend."""
-    assert request.param == "rallypoint"
-    server = StandaloneServer()
+    authority = BACKENDS[request.param]()
     try:
-        server.start()
-        yield server
+        authority.start()
+        yield authority
     finally:
-        server.end()
+        authority.end()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.torchrun.harness import FAST, PATIENCE_S, TRAIN, Agent, Event
+from tests.torchrun.harness import PATIENCE_S, TRAIN, Agent, Event
 
 
 class Backend(Protocol):
@@ -14,6 +14,10 @@ class Backend(Protocol):
 
     name: str
     endpoint: str
+    address: str
+    """The endpoint as `rallypoint.join` takes it."""
+    options: dict[str, Any]
+    """What makes it quick; None for what it does not have."""
 
     def start(self) -> None:
         """Start it, or start it again at the same endpoint."""
@@ -47,7 +51,7 @@ class Job:
         max_restarts: int = 9,
     ) -> Agent:
         """Start an agent; with no script of its own it trains."""
-        given = {**FAST, "node_name": name, **(options or {})}
+        given = {**self.backend.options, "node_name": name, **(options or {})}
         config = ",".join(f"{key}={value}" for key, value in given.items() if value is not None)
         train = [str(TRAIN), "--checkpoint", str(self.checkpoint), "--stop-file", str(self.stop_file)]
         arguments = [

@@ -8,6 +8,8 @@ from tests.faults.harness import free_port
 from tests.torchrun.harness import FAST
 from tests.torchrun.stage import Job, formed, learned
 
+pytestmark = pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)
+
 EMBEDDED = {**FAST, "is_host": None}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.torchrun.harness import FAST, ROOT, Agent
+from tests.torchrun.harness import ROOT, Agent
 from tests.torchrun.stage import Job
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
@@ -15,7 +15,7 @@ def test_the_backend_and_the_rank_come_from_the_environment(job: Job) -> None:
         "PET_RDZV_BACKEND": job.backend.name,
         "PET_RDZV_ENDPOINT": job.backend.endpoint,
         "PET_RDZV_ID": job.run_id,
-        "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in FAST.items()),
+        "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in job.backend.options.items() if value is not None),
     }
     agents = [Agent(f"n{rank}", [WORKER], environment={**given, "PET_NODE_RANK": str(rank)}) for rank in (1, 0)]
     job.agents += agents

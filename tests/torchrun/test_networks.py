@@ -12,7 +12,7 @@ from tests.torchrun.harness import FAST, Agent
 from tests.torchrun.lan import Lan, with_hosts_file
 from tests.torchrun.stage import Job, formed, learned
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)]
 
 EMBEDDED = {**FAST, "is_host": None}
 

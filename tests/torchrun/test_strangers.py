@@ -13,6 +13,8 @@ from rallypoint.server import protocol
 from tests.faults.wire import Wire
 from tests.torchrun.stage import Job, formed
 
+pytestmark = pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)
+
 SERVERS = {
     "a web server": """
 import http.server

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults.harness import Node, Stage
-from tests.torchrun.harness import FAST, ROOT
+from tests.torchrun.harness import ROOT
 from tests.torchrun.stage import Job
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
@@ -30,8 +30,8 @@ def bare(job: Job) -> Iterator[Node]:
 
 
 def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:
-    given = {**FAST, **options}
-    bare.join(job.backend.endpoint, nnodes, job.run_id, **given)
+    given = {**job.backend.options, **options}
+    bare.join(job.backend.address, nnodes, job.run_id, **given)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["the store's host", "another member"])
