@@ -256,8 +256,10 @@ class Leader:
             yield delete_op(last[0], end=last[1])
 
     def _transact(self, operations: Sequence[RequestOp]) -> None:
-        if not self._client.transaction([self._mine], operations).succeeded:
-            raise _DeposedError
+        """Under the guard of the board as it is, a late copy of a write whose answer was lost does no harm."""
+        guard = [self._mine, compare(self._keys.board, mod_revision=self._shown)]
+        if not self._client.transaction(guard, operations, again=True).succeeded:
+            raise self._refused()
 
     def _refused(self) -> Exception:
         return _StaleError("the board was changed by somebody else") if self._is_leader() else _DeposedError()

@@ -261,7 +261,7 @@ class EtcdLink:
     def _turn(self) -> float:
         """Do all that is to be done; how long to wait for more."""
         if self._reading.node_id not in ("", self._view.node.id):
-            self._forget()  # the node was given up, and comes back as another
+            self._shed()  # the node was given up, and comes back as another
         if self._lease is not None:
             self._lease.check()
         self._say()
@@ -294,8 +294,10 @@ class EtcdLink:
                 self.changed.notify_all()
 
     def _say_join(self, message: Joined) -> None:
-        node = self._prepare(self._view.node, self._local_address())
-        self._change(lambda view: msgspec.structs.replace(view, node=node))
+        node = self._prepare(message.node, self._local_address())
+        self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
+        if self._view.node.id != node.id:
+            return  # it has become another meanwhile, which has a word of its own to say
         lease = self._own_lease()
         message = msgspec.structs.replace(message, node=node)
         put = put_op(self._keys.node(node.id), codec.encode_message(message), lease=lease.id)
@@ -313,6 +315,7 @@ class EtcdLink:
             [compare(keys.leader, create_revision=0)],
             [*puts, put_op(keys.leader, node_id, lease=lease.id), get_op(keys.board)],  # type: ignore[list-item]
             [*puts, get_op(keys.leader), get_op(keys.board)],  # type: ignore[list-item]
+            again=True,
         )
         leader = None if outcome.succeeded else _first(outcome, -2)
         if outcome.succeeded:
@@ -332,7 +335,9 @@ class EtcdLink:
         key = self._keys.node(message.node_id)
         try:
             outcome = self._client.transaction(
-                [compare(key, lease=lease.id)], [put_op(key, codec.encode_message(message), lease=board.lease)]
+                [compare(key, lease=lease.id)],
+                [put_op(key, codec.encode_message(message), lease=board.lease)],
+                again=True,
             )
         except EtcdLeaseLostError:
             return  # the run is gone, and with it whom it would concern
@@ -347,11 +352,13 @@ class EtcdLink:
                 self.changed.notify_all()
 
     def _own_lease(self) -> Lease:
+        """The node's lease; one that is lost is never replaced under the same name (rule 9)."""
         lease = self._lease
-        if lease is None or lease.lost.is_set():
+        if lease is None:
             lease = self._client.grant(self._lease_ttl_s)
             lease.when_lost = self._wake.set
             self._lease = lease
+        lease.check()
         return lease
 
     def _local_address(self) -> str:
@@ -386,8 +393,9 @@ class EtcdLink:
             return
         named = board is not None and view.node.id in board.successors
         size = board.world.size if board is not None and board.world is not None else 1
-        if self._succession.is_vacant(lease, size, named=named):
+        if self._succession.is_vacant(lease, named=named):
             self._say_and_lead(lease, [])
+            self._succession.looked(lease, size, waits=view.state in (State.WAITING, State.SPARE))
 
     # How it goes --------------------------------------------------------------------------------------------------
 
@@ -395,7 +403,7 @@ class EtcdLink:
         """etcd has given this node up (rule 9): it never writes again under the same name."""
         with self.changed:
             self._forget()
-            view = self._view
+            self._to_say, view = None, self._view
             if view.world is not None:
                 self._view = core.hear(view, Fenced(view.world.seal_id, f"this node was given up: {why}"))
             elif view.state in (State.WAITING, State.SPARE):
@@ -404,6 +412,16 @@ class EtcdLink:
                 reborn = core.reborn(view, self._reborn(view.node))
                 self._view, self._to_say = core.join(reborn, now, left_s)
             self.changed.notify_all()
+
+    def _shed(self) -> None:
+        """The node's old name, and its lease with all that hangs on it."""
+        lease = self._lease
+        self._forget()
+        if lease is not None and not lease.lost.is_set():
+            try:
+                self._client.revoke(lease, timeout_s=_HURRY_S)
+            except EtcdUnavailableError as exc:
+                log.info("run %r: the lease of the node's old name was left to expire: %s", self._run_id, exc)
 
     def _forget(self) -> None:
         """All that belongs to the node's old name."""

@@ -22,14 +22,15 @@ class Succession:
         self._wake = wake
         self._leader: Leader | None = None
         self._watch: Watch | None = None
+        self._vacant = False
 
     def lead(self, lease: Lease, created: int) -> None:
         """This node is the leader, by a key on its lease that was created at this revision."""
         if self._leader is None or self._leader.is_over:
             self._leader = Leader(self._client, self._keys, self._run_id, lease, created, self._wake)
 
-    def is_vacant(self, lease: Lease, size: int, *, named: bool) -> bool:
-        """Whether it seems that nobody leads; asked whenever something happened, and at `look_at`."""
+    def is_vacant(self, lease: Lease, *, named: bool) -> bool:
+        """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`."""
         if self._leader is not None and self._leader.is_over:
             self._leader, self.look_at = None, 0.0
         if self._leader is not None:
@@ -37,12 +38,17 @@ class Succession:
             return False
         if named and self._watch is None:
             self._watch = self._client.watch(self._keys.leader, snapshot=True, wake=self._wake)
-        now = time.monotonic()
-        if not self._heard_of_a_vacancy() and now < self.look_at:
-            return False
-        # The more nodes there are, the longer each of them waits; one of them looks soon enough.
-        self.look_at = now + random.uniform(1, 2) * max(2 * lease.ttl_s, size / 100)
-        return True
+        self._hear()
+        return self._vacant or time.monotonic() >= self.look_at
+
+    def looked(self, lease: Lease, size: int, *, waits: bool) -> None:
+        """Somebody leads.  The more nodes there are, the longer each of them waits until it looks again; one looks soon enough.
+
+        Who waits for a world may have found a leader that is dead already, and nobody left who was named to succeed it.
+        """
+        self._vacant = False
+        soon_s = lease.ttl_s / 2 if waits else 2 * lease.ttl_s
+        self.look_at = time.monotonic() + random.uniform(1, 2) * max(soon_s, size / 100)
 
     def rest(self, for_s: float) -> None:
         """There is nothing to look for."""
@@ -55,8 +61,6 @@ class Succession:
         if self._leader is not None:
             self._leader.retire(after, timeout_s)
 
-    def _heard_of_a_vacancy(self) -> bool:
-        vacant = False
+    def _hear(self) -> None:
         while self._watch is not None and (item := self._watch.get(0)) is not None:
-            vacant = not item.kvs if isinstance(item, Resync) else item.is_delete
-        return vacant
+            self._vacant = not item.kvs if isinstance(item, Resync) else item.is_delete

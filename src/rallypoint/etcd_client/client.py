@@ -168,12 +168,17 @@ class EtcdClient:
         then: Sequence[RequestOp] = (),
         otherwise: Sequence[RequestOp] = (),
         *,
+        again: bool = False,
         timeout_s: float | None = None,
     ) -> Outcome:
-        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened."""
+        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened.
+
+        `again` says that it does no harm if it happens twice: when an answer is lost, another member is asked to do it.
+        """
         request = TxnRequest(tuple(when), tuple(then), tuple(otherwise))
-        only_reads = all(op.request_range is not None for op in (*then, *otherwise))
-        return self._transact(request, timeout_s, Kind.READ if only_reads else Kind.ONCE)
+        if all(op.request_range is not None for op in (*then, *otherwise)):
+            return self._transact(request, timeout_s, Kind.READ)
+        return self._transact(request, timeout_s, Kind.AGAIN if again else Kind.ONCE)
 
     def guarded_put(
         self,
