@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from rallypoint.stores import wire
@@ -25,8 +27,9 @@ class Hall:
         if name not in self.sessions:
             self.sessions[name] = self.core.connect(name)
             self.say(name, HELLO)
-        for session, sent in self.core.receive(self.sessions[name], data, unread):
-            self.received[session.name] = self.received.get(session.name, b"") + sent
+        answer, woken = self.core.receive(self.sessions[name], data, unread)
+        self.received[name] = self.received.get(name, b"") + answer
+        self.wake(woken)
         return self.take(name)
 
     def ask(self, name: str, query: Query, *texts: bytes, number: int = 0) -> bytes:
@@ -36,8 +39,11 @@ class Hall:
         return self.received.pop(name, b"")
 
     def leave(self, name: str) -> None:
-        for session, sent in self.core.disconnect(self.sessions[name]):
-            self.received[session.name] = self.received.get(session.name, b"") + sent
+        self.wake(self.core.disconnect(self.sessions[name]))
+
+    def wake(self, sessions: Sequence[Session]) -> None:
+        for session in sessions:
+            self.received[session.name] = self.received.get(session.name, b"") + STOP
 
     def refusal(self, name: str) -> str | None:
         return self.sessions[name].refusal
@@ -177,7 +183,7 @@ def test_who_breaks_the_rules_is_refused_and_nobody_else(why: str) -> None:
 def test_a_wrong_magic_is_refused() -> None:
     core = StoreServerCore()
     session = core.connect("stranger")
-    assert core.receive(session, b"\0abcd") == []
+    assert core.receive(session, b"\0abcd") == (b"", [])
     assert session.refusal == "it is no store client: it began with 0x64636261, not 0x3c85f7ce"
 
 

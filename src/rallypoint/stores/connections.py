@@ -1,120 +1,150 @@
-"""The asyncio side of a store server.  Imported only when a server starts, because asyncio is slow to import.
+"""The sockets of a store server: in a turn, whatever is ready is read, answered and sent.
 
-It stands on the loop's readiness events instead of asyncio's transports: those take several times as long to accept a
-connection, and half as long again for a request.
+Between readiness and answer there is nothing but this: callbacks of asyncio, one for each event, would cost more than
+the answers.  Whoever has a thread to spare lets it `run`; an event loop watches `fileno`, and lets it `turn`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import logging
 import socket
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
 
-from rallypoint.stores.serving import Send, Session, StoreServerCore
+from rallypoint.stores.readiness import READABLE, WRITABLE, Readiness
+from rallypoint.stores.serving import STOP_WAITING, Session, StoreServerCore
 
-_BUFFER_BYTES = 1 << 18
+# More would be taken from the system, and given back, each time.
+_RECEIVED_AT_ONCE = 1 << 16
 # How many are accepted before others have their turn, and for how long nobody is when the system has no room.
 _ACCEPTED_AT_ONCE = 256
 _PAUSE_S = 0.5
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = logging.getLogger("rallypoint.stores")
 
 
 class Listener:
-    """Accepts connections on a socket and carries bytes between them and the core, on one event loop."""
+    """Accepts connections on a listening socket and carries bytes between them and the core.  One thread at a time."""
 
-    def __init__(self, core: StoreServerCore) -> None:
-        self._core = core
-        self._lines: dict[Session, _Line] = {}
-        self._sock: socket.socket | None = None
-        # All connections read into one buffer: each of them is done with it before the next one reads.
-        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
-
-    def open(self, sock: socket.socket) -> None:
-        """Serves the socket, which must be listening, on the running loop."""
-        self.loop = asyncio.get_running_loop()
+    def __init__(self, core: StoreServerCore, sock: socket.socket) -> None:
         sock.setblocking(False)
+        # For all connections, which inherit them.  A peer whose machine died says nothing: the system asks for it.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.core = core
         self._sock = sock
-        self.loop.add_reader(sock, self._accept)
+        self._lines: dict[Session, _Line] = {}
+        self.broken: list[tuple[_Line, OSError]] = []
+        self._paused_until: float | None = None
+        self.readiness = Readiness()
+        self._when_ready: dict[int, Callable[[int], object]] = {}
+        self.watch(sock, self._accept)
+
+    def fileno(self) -> int:
+        """What is readable as soon as a turn is due."""
+        return self.readiness.fileno()
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Takes turns until it is over, of which it looks after each; then closes everything."""
+        wait_s: float | None = None
+        try:
+            while not is_over():
+                wait_s = self.turn(wait_s)
+        finally:
+            self.close()
+
+    def turn(self, wait_s: float | None = 0) -> float | None:
+        """Serves whoever is ready, or waits until somebody is.
+
+        Returns after how many seconds the next turn is due even if nobody is ready.
+        """
+        for fd, events in self.readiness.poll(wait_s):
+            handle = self._when_ready.get(fd)  # it may have been closed in this very turn
+            if handle is not None:
+                handle(events)
+        while self.broken:
+            line, error = self.broken.pop()
+            line.end(error)
+        return None if self._paused_until is None else self._resume(self._paused_until)
 
     def close(self) -> None:
-        """Closes the socket and all connections; to be called on the event loop."""
-        if self._sock is not None:
-            self.loop.remove_reader(self._sock)
-            self._sock.close()
-            self._sock = None
+        """Closes the socket and all connections."""
+        self._sock.close()
         for line in list(self._lines.values()):
             line.end()
+        self.readiness.close()
 
-    def received(self, line: _Line, data: bytes) -> None:
-        session = line.session
-        self._perform(self._core.receive(session, data, line.unsent_bytes))
-        if session.refusal is not None and line.is_open:
-            _log.warning("The store closed the connection from %s: %s.", session.name, session.refusal)
-            line.end()  # whatever it has not read by now: it would keep the connection open
+    def watch(self, sock: socket.socket, handle: Callable[[int], object]) -> None:
+        """From now on, let this handle whatever comes in on the socket."""
+        fd = sock.fileno()
+        self.readiness.register(fd, READABLE)
+        self._when_ready[fd] = handle
+
+    def forget(self, sock: socket.socket) -> None:
+        """The socket is not watched any more."""
+        fd = sock.fileno()
+        self.readiness.unregister(fd)
+        del self._when_ready[fd]
+
+    def wake(self, sessions: Sequence[Session]) -> None:
+        """They have nothing more to wait for."""
+        for session in sessions:
+            line = self._lines.get(session)
+            if line is not None:
+                line.send(STOP_WAITING)
 
     def lost(self, line: _Line, error: OSError | None) -> None:
+        """A connection has ended."""
         session = line.session
         del self._lines[session]
         if session.refusal is None and (query := session.reader.unfinished) is not None:
             _log.info("%s left in the middle of a %s request: %s.", session.name, query.name.lower(), error or "end")
-        self._perform(self._core.disconnect(session))
+        self.wake(self.core.disconnect(session))
 
-    def _accept(self) -> None:
+    def _accept(self, _: int) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
-            if self._sock is None:
-                return
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                if exc.errno not in _NO_ROOM:
-                    raise
                 self._pause(exc)
                 return
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A peer whose machine died says nothing: the operating system asks for it now and then.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            session = self._core.connect(f"{address[0]}:{address[1]}")
+            session = self.core.connect(f"{address[0]}:{address[1]}")
             self._lines[session] = _Line(self, sock, session)
 
     def _pause(self, why: OSError) -> None:
-        """The system has no room for another connection: those that there are go on, and the others wait."""
+        """Mostly the system has no room for another connection: those that there are go on, and the others wait."""
         _log.warning("The store cannot accept a connection, and tries again in %s s: %s.", _PAUSE_S, why)
-        assert self._sock is not None
-        self.loop.remove_reader(self._sock)
-        self.loop.call_later(_PAUSE_S, self._resume)
+        self.forget(self._sock)
+        self._paused_until = time.monotonic() + _PAUSE_S
 
-    def _resume(self) -> None:
-        if self._sock is not None:
-            self.loop.add_reader(self._sock, self._accept)
-
-    def _perform(self, sends: list[Send]) -> None:
-        for session, data in sends:
-            line = self._lines.get(session)
-            if line is not None:
-                line.send(data)
+    def _resume(self, when: float) -> float | None:
+        left_s = when - time.monotonic()
+        if left_s > 0:
+            return left_s
+        self._paused_until = None
+        self.watch(self._sock, self._accept)
+        return None
 
 
 class _Line:
     """One connection."""
 
-    __slots__ = ("_ends", "_listener", "_sock", "_unsent", "is_open", "session", "unsent_bytes")
+    __slots__ = ("_ends", "_listener", "_receive", "_sock", "_unsent", "is_open", "session", "unsent_bytes")
 
     def __init__(self, listener: Listener, sock: socket.socket, session: Session) -> None:
         self._listener = listener
         self._sock = sock
+        self._receive = sock.recv
         self._unsent: deque[bytes | memoryview] = deque()
         self._ends = False
         self.session = session
         self.unsent_bytes = 0
         self.is_open = True
-        listener.loop.add_reader(sock, self._readable)
+        listener.watch(sock, self._ready)
 
     def send(self, data: bytes) -> None:
         """Sends now what the socket takes, and the rest when it takes more."""
@@ -126,12 +156,14 @@ class _Line:
                 pass
             except OSError as exc:
                 # Not in the middle of what is being done for others.
-                self._listener.loop.call_soon(self.end, exc)
+                self._listener.broken.append((self, exc))
                 return
             if sent == len(data):
                 return
-            self._listener.loop.add_writer(self._sock, self._writable)
-        self._unsent.append(memoryview(data)[sent:])
+            self._unsent.append(memoryview(data)[sent:])
+            self._await()
+        else:
+            self._unsent.append(data)
         self.unsent_bytes += len(data) - sent
 
     def end(self, error: OSError | None = None) -> None:
@@ -139,32 +171,49 @@ class _Line:
         if not self.is_open:
             return
         self.is_open = False
-        loop = self._listener.loop
-        loop.remove_reader(self._sock)
-        if self._unsent:
-            loop.remove_writer(self._sock)
-            self._unsent.clear()
+        self._listener.forget(self._sock)
+        self._unsent.clear()
         self._sock.close()
         self._listener.lost(self, error)
 
-    def _readable(self) -> None:
+    def _ready(self, events: int) -> None:
+        if events != READABLE and self._unsent:
+            self._send_rest()
+        if self._ends or not self.is_open or events == WRITABLE:
+            return
         try:
-            size = self._sock.recv_into(self._listener.buffer)
+            data = self._receive(_RECEIVED_AT_ONCE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
             self.end(exc)
             return
-        if size:
-            self._listener.received(self, bytes(self._listener.buffer[:size]))
+        if data:
+            self._received(data)
         elif self._unsent:
             # It has said all that it had to say, and may still read the answers.
             self._ends = True
-            self._listener.loop.remove_reader(self._sock)
+            self._await()
         else:
             self.end()
 
-    def _writable(self) -> None:
+    def _received(self, data: bytes) -> None:
+        session = self.session
+        try:
+            answer, woken = self._listener.core.receive(session, data, self.unsent_bytes)
+        except Exception:  # noqa: BLE001  # a fault of ours costs one connection, not the thread that serves the others
+            _log.exception("The store failed, and closed the connection from %s.", session.name)
+            self.end()
+            return
+        if woken:
+            self._listener.wake(woken)
+        if answer:
+            self.send(answer)
+        if session.refusal is not None:
+            _log.warning("The store closed the connection from %s: %s.", session.name, session.refusal)
+            self.end()  # whatever it has not read by now: it would keep the connection open
+
+    def _send_rest(self) -> None:
         while self._unsent:
             first = self._unsent[0]
             try:
@@ -179,6 +228,12 @@ class _Line:
                 self._unsent[0] = memoryview(first)[sent:]
                 return
             self._unsent.popleft()
-        self._listener.loop.remove_writer(self._sock)
         if self._ends:
             self.end()
+        else:
+            self._await()
+
+    def _await(self) -> None:
+        """Says what is awaited from now on."""
+        events = (0 if self._ends else READABLE) | (WRITABLE if self._unsent else 0)
+        self._listener.readiness.modify(self._sock.fileno(), events)

@@ -83,7 +83,8 @@ class KeyValues(Generic[W]):
 
     def put(self, key: bytes, value: bytes) -> None:
         self._values[key] = value
-        self._arrived(key)
+        if key in self._waiting:
+            self._arrived(key)
 
     def append(self, key: bytes, value: bytes) -> None:
         present = self._values.get(key)
@@ -209,7 +210,7 @@ class KeyValues(Generic[W]):
         return not missing
 
     def _arrived(self, key: bytes) -> None:
-        for waiter in self._waiting.pop(key, ()):
+        for waiter in self._waiting.pop(key):
             waiter.missing.discard(key)
             if not waiter.missing:
                 self._woken.append(waiter)
@@ -230,6 +231,8 @@ class KeyValues(Generic[W]):
 
 def read_number(value: bytes) -> int | None:
     """The whole number of 64 bits with which a value begins, as torch's stores read it."""
+    if len(value) < _MOST_DIGITS and value.isdigit():
+        return int(value)  # the usual case
     match = _NUMBER.match(value)
     assert match is not None
     sign, zeros, digits = match.groups()

@@ -1,4 +1,4 @@
-"""A store server on a socket: on an event loop of the caller's, or in a thread of its own.
+"""A store server on a socket: in a thread of its own, or on an event loop of the caller's.
 
 The format has no authentication: whoever reaches the port can read and write every key.  So it listens on the address
 that it was given, and on no other.
@@ -44,15 +44,18 @@ def listen(host: str, port: int = 0) -> socket.socket:
 class StoreServer:
     """Serves a core on a listening socket, which it owns from then on.
 
-    Start it once, in one of three ways: `await start(sock)` on the running event loop, `start_on(loop, sock)` from any
-    other thread, or `start_in_thread(sock)`.  The socket may have been bound, and its port published, long before.
+    Start it once, in one of three ways: `start_in_thread(sock)`, which answers fastest, `await start(sock)` on the running
+    event loop, or `start_on(loop, sock)` from any other thread.  The socket may have been bound, and its port published,
+    long before.
     """
 
     def __init__(self, core: StoreServerCore | None = None) -> None:
         self.core = core or StoreServerCore()
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._due: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
+        self._alarm: socket.socket | None = None
         self._address: tuple[str, int] | None = None
         self._stopped = False
 
@@ -69,14 +72,9 @@ class StoreServer:
         """Serves on the running event loop; returns as soon as it does."""
         import asyncio
 
-        from rallypoint.stores.connections import Listener
-
-        if self._listener is not None:
-            raise StoreError("this store server was started before; make another")
-        self._address = sock.getsockname()[:2]
+        listener = self._open(sock)
         self._loop = asyncio.get_running_loop()
-        self._listener = Listener(self.core)
-        self._listener.open(sock)
+        self._loop.add_reader(listener, self._turn)
 
     def start_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         """Serves on an event loop that runs in another thread; returns as soon as it does."""
@@ -88,54 +86,77 @@ class StoreServer:
 
     def start_in_thread(self, sock: socket.socket) -> None:
         """Serves in a thread of its own, which ends with `stop` or with the process."""
-        import asyncio
-
-        loop = asyncio.SelectorEventLoop()
+        listener = self._open(sock)
+        self._alarm, ring = socket.socketpair()
+        listener.watch(ring, lambda _: ring.recv(1))
 
         def run() -> None:
-            try:
-                loop.run_forever()
-            finally:
-                loop.close()
+            with ring:
+                listener.run(lambda: self._stopped)
 
-        thread = threading.Thread(target=run, name="rallypoint-store", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=run, name="rallypoint-store", daemon=True)
         try:
-            self.start_on(loop, sock)
+            self._thread.start()
         except BaseException:
-            loop.call_soon_threadsafe(loop.stop)
+            listener.close()
+            ring.close()
+            self._alarm.close()
             raise
-        self._thread = thread
 
     def stop(self) -> None:
         """Closes the socket and all connections, from any thread; who waits is told by the end of its connection."""
-        if self._loop is None or self._stopped:
+        if self._listener is None or self._stopped:
             return
         self._stopped = True
-        if _running_loop() is self._loop or not self._loop.is_running():
+        if self._loop is not None:
+            self._stop_on(self._loop)
+            return
+        assert self._thread is not None
+        assert self._alarm is not None
+        with self._alarm:
+            self._alarm.send(b"!")
+            if threading.current_thread() is not self._thread:
+                self._thread.join(_STOP_PATIENCE_S)
+
+    def _stop_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        if _running_loop() is loop or not loop.is_running():
             self._close()
             return
         done = threading.Event()
 
         def close() -> None:
             self._close()
-            # Connections end in callbacks that stand before this one.
-            assert self._loop is not None
-            self._loop.call_soon(done.set)
+            done.set()
 
-        self._loop.call_soon_threadsafe(close)
-        if self._thread is not None:
-            self._thread.join(_STOP_PATIENCE_S)
-        else:
-            done.wait(_STOP_PATIENCE_S)
+        loop.call_soon_threadsafe(close)
+        done.wait(_STOP_PATIENCE_S)
+
+    def _open(self, sock: socket.socket) -> Listener:
+        from rallypoint.stores.connections import Listener  # not before a server starts: clients do without
+
+        if self._listener is not None:
+            raise StoreError("this store server was started before; make another")
+        self._address = sock.getsockname()[:2]
+        self._listener = Listener(self.core, sock)
+        return self._listener
+
+    def _turn(self) -> None:
+        """On an event loop: whoever is ready is served."""
+        assert self._listener is not None
+        assert self._loop is not None
+        due_s = self._listener.turn()
+        if self._due is not None:
+            self._due.cancel()
+        self._due = None if due_s is None else self._loop.call_later(due_s, self._turn)
 
     def _close(self) -> None:
         assert self._listener is not None
         assert self._loop is not None
+        if self._due is not None:
+            self._due.cancel()
         if not self._loop.is_closed():
-            self._listener.close()
-        if self._thread is not None:
-            self._loop.call_soon(self._loop.stop)
+            self._loop.remove_reader(self._listener)
+        self._listener.close()
 
     def _bound(self) -> tuple[str, int]:
         if self._address is None:

@@ -5,15 +5,17 @@ Whoever breaks the rules of the wire format is refused, and nobody else notices.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from rallypoint.stores import wire
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.wire import Limits, ProtocolError, Query, Request, RequestReader
+from rallypoint.stores.wire import Limits, ProtocolError, Query, RequestReader
 
-_STOP_WAITING = bytes((wire.STOP_WAITING,))
+STOP_WAITING = bytes((wire.STOP_WAITING,))
 _WAIT_CANCELED = bytes((wire.WAIT_CANCELED,))
+_READY, _NOT_READY = bytes((wire.READY,)), bytes((wire.NOT_READY,))
+_pack_length, _pack_number = wire.LENGTH.pack, wire.NUMBER.pack
 
 
 class Session(Waiter):
@@ -29,11 +31,8 @@ class Session(Waiter):
         self.refusal: str | None = None
 
 
-class Send(NamedTuple):
-    """Bytes for a connection."""
-
-    session: Session
-    data: bytes
+# What answers a query: of its keys and values, its number, and the room that there is for the answer.
+_Answer = Callable[[Session, list[bytes], int, int], bytes]
 
 
 class StoreServerCore:
@@ -42,28 +41,32 @@ class StoreServerCore:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._data = KeyValues[Session]()
+        # By the number of the query: nothing else takes as little time.
+        self._answers: tuple[_Answer, ...] = tuple(getattr(self, f"_{query.name.lower()}") for query in Query)
 
     def connect(self, name: str) -> Session:
         """Somebody connected; the name is for messages only."""
         return Session(name, self.limits)
 
-    def receive(self, session: Session, data: bytes, unread_bytes: int = 0) -> list[Send]:
-        """Bytes came in.  `unread_bytes`: what was sent to this connection before and still waits in its buffer.
+    def receive(self, session: Session, data: bytes, unread_bytes: int = 0) -> tuple[bytes, Sequence[Session]]:
+        """Bytes came in: what is answered, and who else is to be sent STOP_WAITING.
 
-        Afterwards the connection is to be closed if `session.refusal` says so.
+        `unread_bytes` were sent to this connection before and still wait in its buffer.  Afterwards the connection is to
+        be closed if `session.refusal` says so.
         """
         if session.refusal is not None:
-            return []
+            return b"", ()
         mine: list[bytes] = []
-        sends: list[Send] = []
-        keys, limit, piled = self._data, self.limits.unread_bytes, self.limits.piled_bytes
+        others: list[Session] = []
+        keys, answers = self._data, self._answers
+        limit, piled = self.limits.unread_bytes, self.limits.piled_bytes
         unread = unread_bytes
         try:
-            for request in session.reader.read(data):
+            for query, texts, number in session.reader.read(data):
                 if unread > piled:
                     mine.clear()  # it would not read them
                     raise ProtocolError(f"it asked for more while {unread} bytes of answers lay unread")
-                answer = self._answer(session, request, limit - unread)
+                answer = answers[query](session, texts, number, limit - unread)
                 if answer:
                     unread += len(answer)
                     if unread > limit:
@@ -74,77 +77,102 @@ class StoreServerCore:
                 if keys.has_woken:
                     for woken in keys.take_woken():
                         if woken is session:
-                            mine.append(_STOP_WAITING)  # in its place among the others
+                            mine.append(STOP_WAITING)  # in its place among the others
                         else:
-                            sends.append(Send(woken, _STOP_WAITING))
+                            others.append(woken)
         except (ProtocolError, StoreError) as exc:
             session.refusal = str(exc)
-            sends += self._leave(session)
-        if mine:
-            sends.append(Send(session, mine[0] if len(mine) == 1 else b"".join(mine)))
-        return sends
+            others += self._leave(session)
+        return mine[0] if len(mine) == 1 else b"".join(mine), others
 
-    def disconnect(self, session: Session) -> list[Send]:
-        """The connection is gone, for whatever reason."""
+    def disconnect(self, session: Session) -> Sequence[Session]:
+        """The connection is gone, for whatever reason; returns who is to be sent STOP_WAITING now."""
         session.refusal = session.refusal or "it is gone"
         return self._leave(session)
 
-    def _leave(self, session: Session) -> list[Send]:
+    def _leave(self, session: Session) -> list[Session]:
         self._data.cancel(session)
         self._data.settle(session)
-        return [Send(woken, _STOP_WAITING) for woken in self._data.take_woken()]
+        return self._data.take_woken()
 
-    def _answer(self, session: Session, request: Request, room: int) -> bytes:
-        query, texts, number = request
-        data = self._data
-        match query:
-            case Query.GET:
-                return self._values(texts, room)
-            case Query.SET:
-                data.put(*texts)
-            case Query.CHECK:
-                return bytes((wire.READY if all(map(data.holds, texts)) else wire.NOT_READY,))
-            case Query.WAIT:
-                self._refuse_second_wait(session)
-                return _STOP_WAITING if data.wait(session, texts) else b""
-            case Query.ADD:
-                return wire.NUMBER.pack(data.add(texts[0], number))
-            case Query.COMPARE_SET:
-                return wire.text(data.compare_set(*texts))
-            case Query.DELETE:
-                return wire.NUMBER.pack(data.delete(texts[0]))
-            case Query.COUNT_KEYS:
-                return wire.NUMBER.pack(len(data))
-            case Query.APPEND:
-                self._append(*texts)
-            case Query.MULTI_GET:
-                return self._values(texts, room)
-            case Query.MULTI_SET:
-                for key, value in zip(texts[::2], texts[1::2], strict=True):
-                    data.put(key, value)
-            case Query.CANCEL_WAIT:
-                data.cancel(session)
-                return _WAIT_CANCELED
-            case Query.PING:
-                return wire.NONCE.pack(number)
-            case Query.QUEUE_PUSH:
-                data.push(*texts)
-            case Query.QUEUE_POP:
-                before = data.queue_len(texts[0])
-                popped = data.pop(texts[0])
-                return wire.NUMBER.pack(before) + (b"" if popped is None else wire.text(popped))
-            case Query.QUEUE_LEN:
-                return wire.NUMBER.pack(data.queue_len(texts[0]))
-            case Query.LIST_KEYS:
-                keys = data.list_keys()
-                return wire.NUMBER.pack(len(keys)) + b"".join(map(wire.text, keys))
-            case Query.BARRIER:
-                self._refuse_second_wait(session)
-                return _STOP_WAITING if data.barrier(session, texts[0], number) else b""
-            case Query.VALIDATE:
-                if number != wire.MAGIC:
-                    raise ProtocolError(f"it is no store client: it began with {number:#010x}, not {wire.MAGIC:#010x}")
+    # The queries, by their names --------------------------------------------------------------------------------------
+
+    def _validate(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        if number != wire.MAGIC:
+            raise ProtocolError(f"it is no store client: it began with {number:#010x}, not {wire.MAGIC:#010x}")
         return b""
+
+    def _set(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        self._data.put(texts[0], texts[1])
+        return b""
+
+    def _compare_set(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        value = self._data.compare_set(*texts)
+        return _pack_length(len(value)) + value
+
+    def _get(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return self._values(texts, room)
+
+    def _add(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return _pack_number(self._data.add(texts[0], number))
+
+    def _check(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return _READY if all(map(self._data.holds, texts)) else _NOT_READY
+
+    def _wait(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        self._refuse_second_wait(session)
+        return STOP_WAITING if self._data.wait(session, texts) else b""
+
+    def _count_keys(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return _pack_number(len(self._data))
+
+    def _delete(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return _pack_number(self._data.delete(texts[0]))
+
+    def _append(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        key, value = texts
+        longest = self.limits.unread_bytes // 2  # so that it can still be read
+        if self._data.size(key) + len(value) > longest:
+            raise ProtocolError(f"it appended to a value beyond {longest} bytes")
+        self._data.append(key, value)
+        return b""
+
+    def _multi_get(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return self._values(texts, room)
+
+    def _multi_set(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        for key, value in zip(texts[::2], texts[1::2], strict=True):
+            self._data.put(key, value)
+        return b""
+
+    def _cancel_wait(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        self._data.cancel(session)
+        return _WAIT_CANCELED
+
+    def _ping(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return wire.NONCE.pack(number)
+
+    def _queue_push(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        self._data.push(texts[0], texts[1])
+        return b""
+
+    def _queue_pop(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        before = self._data.queue_len(texts[0])
+        popped = self._data.pop(texts[0])
+        return _pack_number(before) + (b"" if popped is None else wire.text(popped))
+
+    def _queue_len(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        return _pack_number(self._data.queue_len(texts[0]))
+
+    def _list_keys(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        keys = self._data.list_keys()
+        return _pack_number(len(keys)) + b"".join(map(wire.text, keys))
+
+    def _barrier(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+        self._refuse_second_wait(session)
+        return STOP_WAITING if self._data.barrier(session, texts[0], number) else b""
+
+    # What several of them need ----------------------------------------------------------------------------------------
 
     def _values(self, keys: list[bytes], room: int) -> bytes:
         """Measured before it is made: one key named many times would make an endless answer of a short request."""
@@ -153,14 +181,8 @@ class StoreServerCore:
         parts: list[bytes] = []
         for key in keys:
             value = self._data.get(key)
-            parts += (wire.LENGTH.pack(len(value)), value)
+            parts += (_pack_length(len(value)), value)
         return b"".join(parts)
-
-    def _append(self, key: bytes, value: bytes) -> None:
-        longest = self.limits.unread_bytes // 2  # so that it can still be read
-        if self._data.size(key) + len(value) > longest:
-            raise ProtocolError(f"it appended to a value beyond {longest} bytes")
-        self._data.append(key, value)
 
     def _refuse_second_wait(self, session: Session) -> None:
         if session.waiting:

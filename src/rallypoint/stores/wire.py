@@ -82,8 +82,23 @@ SHAPES: dict[Query, Shape] = {
     Query.LIST_KEYS: Shape(""),
     Query.BARRIER: Shape("kq"),
 }
-_QUERIES = tuple(Query)
-_SHAPES = tuple(SHAPES[query] for query in _QUERIES)
+
+
+class _Plan(NamedTuple):
+    """How a query is written and read, by its number: what looks at an enumeration takes several times as long."""
+
+    query: Query
+    head: bytes
+    fields: tuple[struct.Struct | None, ...]  # None for a key or value
+    counted: int  # how many fields are counted as one, or 0
+
+
+_NUMBERS = {"q": NUMBER, "I": NONCE}
+_PLANS = tuple(
+    _Plan(query, bytes((query,)), tuple(_NUMBERS.get(field) for field in fields), len(fields) if counted else 0)
+    for query, (fields, counted) in SHAPES.items()
+)
+_pack_length, _unpack_length = LENGTH.pack, LENGTH.unpack_from
 
 
 @dataclass(frozen=True)
@@ -100,12 +115,8 @@ class Limits:
     piled_bytes: int = 32 * 1024 * 1024
 
 
-class Request(NamedTuple):
-    """One query as it was read: its keys and values in order, and its number if it has one."""
-
-    query: Query
-    texts: list[bytes]
-    number: int
+Request = tuple[Query, list[bytes], int]
+"""One query as it was read: its keys and values in order, and its number if it has one."""
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -118,16 +129,14 @@ def text(content: bytes) -> bytes:
 
 def request(query: Query, texts: Sequence[bytes] = (), number: int = 0) -> bytes:
     """What a client sends."""
-    shape = SHAPES[query]
-    parts = [bytes((query,))]
-    if shape.counted:
-        parts.append(LENGTH.pack(len(texts) // len(shape.fields)))
+    _, head, fields, counted = _PLANS[query]
+    parts = [head]
+    if counted:
+        parts.append(_pack_length(len(texts) // counted))
     for content in texts:
-        parts += (LENGTH.pack(len(content)), content)
-    if shape.fields.endswith("q"):
-        parts.append(NUMBER.pack(number))
-    elif shape.fields.endswith("I"):
-        parts.append(NONCE.pack(number))
+        parts += (_pack_length(len(content)), content)
+    if fields and (last := fields[-1]) is not None:
+        parts.append(last.pack(number))
     return b"".join(parts)
 
 
@@ -168,16 +177,16 @@ class RequestReader:
 
     def read(self, data: bytes) -> Iterator[Request]:
         """The requests that are complete with these bytes."""
-        at = 0
+        at, size = 0, len(data)
         if not self._introduced and not self._buffer and data.startswith(_INTRODUCTION):
             self._introduced, at = True, len(_INTRODUCTION)
-            yield Request(Query.VALIDATE, [], MAGIC)
+            yield Query.VALIDATE, [], MAGIC
         if self._introduced and self._query is None and not self._buffer:
             # Most of what comes is one whole request, or a few.
-            while (whole := _whole_request(data, at, self._limits)) is not None:
-                request, at = whole
-                yield request
-            if at == len(data):
+            while at < size and (whole := _whole_request(data, at, self._limits)) is not None:
+                query, texts, number, at = whole
+                yield query, texts, number
+            if at == size:
                 return
         self._buffer += data[at:] if at else data
         while (done := self._next_request()) is not None:
@@ -201,7 +210,7 @@ class RequestReader:
             if not self._read_field():
                 self._compact()
                 return None
-        done = Request(self._query, self._texts, self._number)
+        done = self._query, self._texts, self._number
         self._forget()
         return done
 
@@ -216,7 +225,7 @@ class RequestReader:
     def _begin(self, code: int) -> None:
         if code >= len(SHAPES):
             raise ProtocolError(f"it sent the unknown query {code}")
-        query = _QUERIES[code]
+        query = _PLANS[code].query
         if (query is Query.VALIDATE) == self._introduced:
             early = f"it sent {query.name.lower()} before it introduced itself"
             raise ProtocolError("it introduced itself twice" if self._introduced else early)
@@ -271,36 +280,36 @@ class RequestReader:
         self._at = 0
 
 
-def _whole_request(data: bytes, at: int, limits: Limits) -> tuple[Request, int] | None:
+def _whole_request(data: bytes, at: int, limits: Limits) -> tuple[Query, list[bytes], int, int] | None:
     """The request that begins there, and where it ends; None where it is not whole, or anything is wrong with it."""
-    size = len(data)
-    if at >= size or not 0 < (code := data[at]) < len(_SHAPES):
+    code, size, longest = data[at], len(data), limits.key_bytes
+    if not 0 < code < len(_PLANS):
         return None
-    fields, counted = _SHAPES[code]
+    query, _, fields, counted = _PLANS[code]
     at += 1
     texts: list[bytes] = []
     number = 0
     try:
         if counted:
-            (count,) = LENGTH.unpack_from(data, at)
+            (times,) = _unpack_length(data, at)
             at += 8
-            if count > limits.keys or count > size:
+            if times > limits.keys or times > size:
                 return None
-            fields *= count
-        for kind in fields:
-            if kind == "k" or kind == "v":
-                (length,) = LENGTH.unpack_from(data, at)
-                begin, at = at + 8, at + 8 + length
-                if at > size or length > limits.key_bytes:
+            fields *= times
+        for field in fields:
+            if field is None:
+                (length,) = _unpack_length(data, at)
+                begin = at + 8
+                at = begin + length
+                if at > size or length > longest:
                     return None
                 texts.append(data[begin:at])
             else:
-                shape = NUMBER if kind == "q" else NONCE
-                (number,) = shape.unpack_from(data, at)
-                at += shape.size
+                (number,) = field.unpack_from(data, at)
+                at += field.size
     except struct.error:
         return None
-    return Request(_QUERIES[code], texts, number), at
+    return query, texts, number, at
 
 
 # Reading answers ------------------------------------------------------------------------------------------------------
