@@ -68,3 +68,16 @@ def _only_a_tombstone_is_left(etcd: EtcdCluster) -> None:
         lease = client.time_to_live(board.lease, keys=True)
         assert lease.granted_ttl <= board.settings.closed_ttl_s
         assert lease.keys == (tombstone.key,)
+
+
+@pytest.mark.soak
+def test_a_round_whose_store_is_in_etcd(job: Job) -> None:
+    agents = job.start("a b c", "2:3", options={"store": "etcd"})
+    by_rank = in_order(agents, formed(*agents))
+    by_rank[0].reach(10)
+    by_rank[0].kill()
+    formed(*by_rank[1:])
+    for agent in by_rank[1:]:
+        agent.reach(40)
+    learned(*by_rank[1:])
+    job.finish(*by_rank[1:])

@@ -23,7 +23,7 @@ from rallypoint.elastic.member_backend import (
     settings_from,
 )
 from rallypoint.elastic.options import OptionValues, number, seconds
-from rallypoint.elastic.round_stores import STORE, store_server
+from rallypoint.elastic.round_stores import ETCD, STORE, STORE_OR_ETCD, store_server
 from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.membership.member import Member
@@ -41,7 +41,8 @@ LEASE_TTL = number(
 KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", None, "PyTorch's name for a third of lease_ttl")
 KEEP_ALIVE_ATTEMPTS = number("keep_alive_max_attempt", None, "times keep_alive_interval: the lease_ttl", at_least=1)
 
-OPTIONS = (*TIMES, LEASE_TTL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS, *etcd_v3_client.OPTIONS, *CHOICES)
+_CHOICES = tuple(STORE_OR_ETCD if option is STORE else option for option in CHOICES)
+OPTIONS = (*TIMES, LEASE_TTL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS, *etcd_v3_client.OPTIONS, *_CHOICES)
 
 _LEASES = "etcd tells by leases who is there; say how long a silent node is waited for by lease_ttl, in whole seconds"
 _UNFIT = {
@@ -60,7 +61,7 @@ def create_handler(params: RendezvousParameters) -> MemberHandler:
 def create_member(params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False) -> Member:
     """A membership as the parameters ask for it; under torch, torch serves the stores unless the options say otherwise."""
     ttl_s = lease_ttl_s(options)
-    serve_store = store_server(options[STORE], under_torch=under_torch)
+    serve_store = store_server(options[STORE_OR_ETCD], under_torch=under_torch)
     call_s = min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2)
     client = open_client(params.endpoint, options, timeout_s=call_s)
     return _Member(
@@ -74,6 +75,7 @@ def create_member(params: RendezvousParameters, options: OptionValues, *, under_
         call_s=options[READ_TIMEOUT],
         close_s=options[CLOSE_TIMEOUT],
         serve_store=serve_store,
+        store_in_etcd=options[STORE_OR_ETCD] == ETCD,
     )
 
 

@@ -8,16 +8,22 @@ from __future__ import annotations
 from rallypoint.elastic.options import choice
 from rallypoint.membership.round_store import Serve, serve_here
 
-AUTO, OURS, TORCH = "auto", "rallypoint", "torch"
+AUTO, OURS, TORCH, ETCD = "auto", "rallypoint", "torch", "etcd"
 
 STORE = choice(
     "store", (AUTO, TORCH, OURS), AUTO, "whose server a round's store gets: torch's, ours, or torch's under torchrun"
+)
+STORE_OR_ETCD = choice(
+    "store",
+    (AUTO, TORCH, OURS, ETCD),
+    AUTO,
+    "whose server a round's store gets: torch's, ours, or torch's under torchrun; etcd keeps it in etcd, with no server",
 )
 
 
 def store_server(asked: str, *, under_torch: bool) -> Serve:
     """What serves the store of a round."""
-    if asked == OURS or (asked == AUTO and not under_torch):
+    if asked in (OURS, ETCD) or (asked == AUTO and not under_torch):
         return serve_here
     try:
         from rallypoint.torch_bridge.tcp_store import serve

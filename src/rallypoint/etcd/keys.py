@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from urllib.parse import quote, unquote
 
 
@@ -18,6 +19,7 @@ class Keys:
         self._wishes = f"{self.said}wishes/"
         self._worlds = f"{self.run}out/worlds/"
         self._told = f"{self.run}out/told/"
+        self._stores = f"{self.run}stores/"
 
     def node(self, node_id: str) -> str:
         """What one node says, on its own lease: the roll of those who are here."""
@@ -47,10 +49,15 @@ class Keys:
         """One part of a roster; parts sort by their number."""
         return f"{self.world(seal_id)}{number:06d}"
 
-    def worlds_besides(self, seal_id: str) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Where the rosters of all other worlds lie: before that of this one, and after it."""
-        mine = self.world(seal_id)
-        return (self._worlds, mine), (mine[:-1] + "0", self._worlds[:-1] + "0")  # "0" comes next after "/"
+    def store(self, seal_id: str) -> str:
+        """Where the store of a round lies, for those who keep it in etcd."""
+        return f"{self._stores}{quote(seal_id, safe='')}/"
+
+    def besides(self, seal_id: str) -> Iterator[tuple[str, str]]:
+        """Where the rosters and stores of all other worlds lie, as ranges: before those of this one, and after them."""
+        for family, mine in ((self._worlds, self.world(seal_id)), (self._stores, self.store(seal_id))):
+            yield family, mine
+            yield mine[:-1] + "0", family[:-1] + "0"  # "0" comes next after "/"
 
     def run_id_of_board(self, key: bytes) -> str | None:
         """The run whose board this key is; None where it is another key."""

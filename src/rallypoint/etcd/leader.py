@@ -251,9 +251,8 @@ class Leader:
         for token in draft.granted:
             yield delete_op(self._keys.wish(token))
         if draft.parts:
-            first, last = self._keys.worlds_besides(draft.seal_id)
-            yield delete_op(first[0], end=first[1])
-            yield delete_op(last[0], end=last[1])
+            for first, end in self._keys.besides(draft.seal_id):
+                yield delete_op(first, end=end)
 
     def _transact(self, operations: Sequence[RequestOp]) -> None:
         """Under the guard of the board as it is, a late copy of a write whose answer was lost does no harm."""

@@ -125,6 +125,12 @@ class EtcdLink:
         """Whether etcd answered when it was asked last."""
         return self._reached
 
+    @property
+    def run_lease(self) -> int:
+        """The lease that all of the run hangs on; 0 where it is not known."""
+        board = self._reading.board
+        return board.lease if board is not None else 0
+
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world; the view tells what became of it."""
         self.check()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+from datetime import timedelta
+
 from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.node import View
+from rallypoint.core.notices import Placed
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
+from rallypoint.etcd.round_store import EtcdRoundStore
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.membership.link import Prepare
 from rallypoint.membership.member import Member, fresh_identity
-from rallypoint.membership.round_store import Serve, serve_here
+from rallypoint.membership.round_store import RoundStore, Serve, serve_here
 
 
 class EtcdMember(Member):
-    """A node that takes part in a run through etcd.  The client is the member's own: it is closed with it."""
+    """A node that takes part in a run through etcd.  The client is the member's own: it is closed with it.
+
+    With `store_in_etcd` the store of each round is kept in etcd, instead of being served by rank 0.
+    """
 
     def __init__(
         self,
@@ -28,19 +36,23 @@ class EtcdMember(Member):
         call_s: float = 60.0,
         close_s: float = 30.0,
         serve_store: Serve = serve_here,
+        store_in_etcd: bool = False,
     ) -> None:
         self._client = client
+        self._keys = Keys(prefix, run_id)
+        self.serves_store = not store_in_etcd
 
         def open_link(prepare: Prepare) -> EtcdLink:
-            return EtcdLink(
+            self._etcd_link = EtcdLink(
                 client,
-                Keys(prefix, run_id),
+                self._keys,
                 run_id,
                 View(node=node, bounds=bounds, settings=settings),
                 lease_ttl_s=lease_ttl_s,
                 prepare=prepare,
                 reborn=fresh_identity,
             )
+            return self._etcd_link
 
         super().__init__(
             run_id,
@@ -50,6 +62,14 @@ class EtcdMember(Member):
             close_s=close_s,
             serve_store=serve_store,
         )
+
+    def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
+        if self.serves_store:
+            return super()._make_store(placed, listener)
+        if listener is not None:
+            listener.close()
+        timeout = timedelta(seconds=300)
+        return EtcdRoundStore(self._client, self._keys, self.run_id, placed, self._etcd_link.run_lease, timeout)
 
     def _let_go(self, deadline: float) -> bool:
         """Nobody depends on this process any more."""

@@ -82,10 +82,19 @@ class EtcdClient:
         if secure is False and tls is not None:
             raise EtcdRefusedError("the endpoints say http://, and certificates were given; write https://")
         self.endpoints = places
+        self._arguments = (tls, user, spread)
+        self._secure = bool(secure) or tls is not None
         self._timeout_s = timeout_s
         self._hub: Hub | None = open_hub(places, Tls() if secure and tls is None else tls, user, spread=spread)
         self._leases: set[Lease] = set()
         self._watches: set[Watch] = set()
+
+    def twin(self, *, timeout_s: float | None = None) -> EtcdClient:
+        """Another client of the same cluster, over the same connections; closing one leaves the other as it is."""
+        tls, user, spread = self._arguments
+        scheme = "https" if self._secure else "http"
+        places = [f"{scheme}://{place}" for place in self.endpoints]
+        return EtcdClient(places, tls=tls, user=user, timeout_s=self._time(timeout_s), spread=spread)
 
     # Keys and values --------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,9 @@ class Member:
     this machine reaches the authority.  `serve_store` serves a round's store where this node has rank 0.
     """
 
+    serves_store = True
+    """Whether rank 0 serves the stores of the rounds, so that others can reach them by address and port."""
+
     def __init__(
         self,
         run_id: str,
@@ -171,6 +174,10 @@ class Member:
 
     # For the hostings ---------------------------------------------------------------------------------------------
 
+    def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
+        """The store of a round, served on a socket where this node has rank 0."""
+        return RoundStore(self.run_id, placed, listener, timedelta(seconds=300), self._serve_store)
+
     def _let_go(self, deadline: float) -> bool:
         """The link is closed: let go of what else there is, once nobody depends on it; whether that was in time."""
         return True
@@ -241,7 +248,7 @@ class Member:
         with self._storing:
             self._release_store()
             listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
-            self._store = RoundStore(self.run_id, placed, listener, timedelta(seconds=300), self._serve_store)
+            self._store = self._make_store(placed, listener)
             if self._offer is not None:
                 self._offer.withdraw()
 

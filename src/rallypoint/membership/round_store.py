@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.core.notices import Placed
-from rallypoint.stores import PrefixStore, StoreServer, TcpStore
+from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
 from rallypoint.stores.late import LateStore
 from rallypoint.stores.server import listen
 
@@ -74,17 +74,18 @@ class RoundStore(PrefixStore):
         self.host, self.port = split_endpoint(placed.store)
         self._stop = serve(listener) if listener is not None else None
         self.prefix = f"{run_id}/{placed.incarnation}/{placed.round}"
-        super().__init__(self.prefix, LateStore(lambda: self._open(timeout)))
+        super().__init__(self.prefix, LateStore(lambda: self._open(timeout)[0]))
 
     def connect(self, timeout: timedelta) -> tuple[PrefixStore, Callable[[], None]]:
         """The same keys over a connection of its own, and what ends that connection, from any thread."""
-        store = self._open(timeout)
-        return PrefixStore(self.prefix, store), store.close
+        store, close = self._open(timeout)
+        return PrefixStore(self.prefix, store), close
 
     def stop(self) -> None:
         """End the server, where this process has it."""
         if self._stop is not None:
             self._stop()
 
-    def _open(self, timeout: timedelta) -> TcpStore:
-        return TcpStore(self.host, self.port, timeout=timeout)
+    def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
+        store = TcpStore(self.host, self.port, timeout=timeout)
+        return store, store.close

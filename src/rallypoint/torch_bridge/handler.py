@@ -48,6 +48,8 @@ class Rendezvous(Protocol):
 
     backend: str
     run_id: str
+    serves_store: bool
+    """Whether rank 0's agent serves the stores of the rounds by address and port."""
 
     def next_round(self) -> Round:
         """Wait for a place in the next world."""
@@ -77,7 +79,7 @@ class TorchHandler(RendezvousHandler):  # type: ignore[misc]  # torch's types ar
     @property
     def use_agent_store(self) -> bool:
         """The workers use the store that rank 0's agent serves: its port was bound before anybody was told of it."""
-        return os.environ.get(OWN_STORES) != "1"
+        return self._rendezvous.serves_store and os.environ.get(OWN_STORES) != "1"
 
     def get_backend(self) -> str:
         """The backend's name."""

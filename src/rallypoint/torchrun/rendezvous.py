@@ -39,6 +39,7 @@ class AgentRendezvous:
     def __init__(self, backend: str, member: Member, join_timeout_s: float) -> None:
         self.backend = backend
         self.run_id = member.run_id
+        self.serves_store = member.serves_store
         self._member = member
         self._join_timeout_s = join_timeout_s
         self._round: AgentRound | None = None
