@@ -250,6 +250,9 @@ class Editor:
         message = core.announce(self.view)
         if message is None or (isinstance(self.errand, Left) and self.view.state is not State.FINISHED):
             return
+        if self.life.is_evicted and self.view.state is State.CLOSED:
+            # It knows all that there is to know, and would stand in a closed run under a name that was given up.
+            return
         if self._is_judging(base):
             left_s = max(self.settings.heartbeat_timeout_s - self.life.longest_silence_s, 0.0)
             why = (
