@@ -183,5 +183,10 @@ def test_answers_are_read() -> None:
     assert answer(wire.read_popped(), wire.NUMBER.pack(0)) is None
     assert answer(wire.read_if_ready(wire.read_value()), b"\0" + wire.text(b"one")) == b"one"
     assert answer(wire.read_if_ready(wire.read_value()), b"\1" + wire.text(b"")) is None
+    assert answer(wire.read_value_if_ready(), b"\0" + wire.text(b"one")) == b"one"
+    assert answer(wire.read_value_if_ready(), b"\0" + wire.text(b"")) == b""
+    assert answer(wire.read_value_if_ready(), b"\1" + wire.text(b"")) is None
     with pytest.raises(ProtocolError, match="answered 2"):
         answer(wire.read_flag(), b"\2")
+    with pytest.raises(ProtocolError, match="answered 2"):
+        answer(wire.read_value_if_ready(), b"\2" + wire.text(b""))

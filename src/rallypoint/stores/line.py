@@ -100,13 +100,16 @@ class Line:
                 pieces.append(self._receive(size - length))
                 length += len(pieces[-1])
             buffer = b"".join(pieces)
+        if len(buffer) == size:  # mostly
+            self._buffer = b""
+            return buffer
         self._buffer = buffer[size:]
         return buffer[:size]
 
     def _receive(self, wanted: int) -> bytes:
         try:
             # Room for a short answer is quickly had, and most answers are short.
-            received = self._sock.recv(min(max(wanted, _SHORT), _CHUNK))
+            received = self._sock.recv(_SHORT if wanted <= _SHORT else min(wanted, _CHUNK))
         except BlockingIOError as exc:
             raise TimeoutError("it did not answer") from exc
         if not received:

@@ -9,7 +9,7 @@ from types import TracebackType
 from rallypoint.stores.base import name_some
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
 from rallypoint.stores.line import Line
-from rallypoint.stores.wire import ProtocolError
+from rallypoint.stores.wire import ProtocolError, Reader, T
 
 Asked = tuple[str, ...]
 """What a caller wants, for messages: a verb and the keys."""
@@ -24,13 +24,25 @@ class SharedLine:
         self._lock = threading.Lock()
         self._ended: str | None = None
 
+    def ask(self, asked: Asked, request: bytes, reader: Reader[T], patience_s: float) -> T:
+        """One request and its answer.  Other threads, and the server, are waited for as long as `patience_s`."""
+        line = self.begin(asked, patience_s)
+        began = time.monotonic()
+        try:
+            return line.ask(request, reader, patience_s)
+        except BaseException as exc:
+            self.fail(asked, exc, time.monotonic() - began)
+            raise
+        finally:
+            self.finish()
+
     def conversation(self, asked: Asked, patience_s: float) -> Conversation:
-        """A context in which this thread has the line for itself; others are waited for as long as `patience_s`."""
+        """A context in which this thread has the line for itself, for several requests."""
         return Conversation(self, asked, patience_s)
 
     def begin(self, asked: Asked, patience_s: float) -> Line:
         """Take the line, until `finish`."""
-        if not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=patience_s):
+        if not self._lock.acquire(False) and not self._lock.acquire(timeout=patience_s):
             raise StoreTimeoutError(
                 f"cannot {self.what(asked)}: another thread has been waiting on this connection for "
                 f"{patience_s:.3g} s; give it a clone() of the store"
@@ -40,24 +52,23 @@ class SharedLine:
             raise StoreError(f"cannot {self.what(asked)}: the connection is no more, because {self._ended}")
         return self._line
 
-    def finish(self, asked: Asked, error: BaseException | None, elapsed_s: float) -> None:
-        """Let others have the line.  Whatever went wrong ends it, and is said in words."""
-        try:
-            match error:
-                case None:
-                    pass
-                case TimeoutError():
-                    why = self.end(f"the server did not answer for {elapsed_s:.3g} s")
-                    raise StoreTimeoutError(f"cannot {self.what(asked)}: {why}") from error
-                case OSError() | ProtocolError():
-                    why = self.end(str(error))
-                    if asked[0] == "add to":
-                        why += " (a server does that when value or sum is not a number of 64 bits)"
-                    raise StoreError(f"cannot {self.what(asked)}: {why}") from error
-                case _:
-                    self.end(f"a call was interrupted: {self.what(asked)}")
-        finally:
-            self._lock.release()
+    def fail(self, asked: Asked, error: BaseException, elapsed_s: float) -> None:
+        """Whatever went wrong ends the line, and is said in words."""
+        match error:
+            case TimeoutError():
+                why = self.end(f"the server did not answer for {elapsed_s:.3g} s")
+                raise StoreTimeoutError(f"cannot {self.what(asked)}: {why}") from error
+            case OSError() | ProtocolError():
+                why = self.end(str(error))
+                if asked[0] == "add to":
+                    why += " (a server does that when value or sum is not a number of 64 bits)"
+                raise StoreError(f"cannot {self.what(asked)}: {why}") from error
+            case _:
+                self.end(f"a call was interrupted: {self.what(asked)}")
+
+    def finish(self) -> None:
+        """Let others have the line."""
+        self._lock.release()
 
     def end(self, why: str) -> str:
         """The line is of no use any more; returns why, which is the first reason that was given."""
@@ -76,7 +87,7 @@ class SharedLine:
 
 
 class Conversation:
-    """One request and its answer, for one thread.  A class, because a generator would cost more than the rest of it."""
+    """Several requests and their answers, for one thread."""
 
     __slots__ = ("_asked", "_began", "_line", "_patience_s")
 
@@ -93,4 +104,8 @@ class Conversation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._line.finish(self._asked, error, time.monotonic() - self._began)
+        try:
+            if error is not None:
+                self._line.fail(self._asked, error, time.monotonic() - self._began)
+        finally:
+            self._line.finish()

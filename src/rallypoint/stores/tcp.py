@@ -65,6 +65,8 @@ class TcpStore(Store):
         self._host = host_name
         self._port = port
         self._limits = limits or Limits()
+        # What is short in all has no part that is too long.
+        self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
         self.set_timeout(timeout)
         # Whatever is acquired below is given back when the store is closed, or forgotten.
         acquired: list[Callable[[], None]] = []
@@ -114,7 +116,7 @@ class TcpStore(Store):
         self._ask(("set", key), Query.SET, [_name(key), encode_value(value)], wire.read_nothing())
 
     def get(self, key: str) -> bytes:
-        return self._get_all("get", [key], Query.GET)[0]
+        return self._when_there(("get", key), [_name(key)], Query.GET, wire.read_value_if_ready)
 
     def add(self, key: str, amount: int) -> int:
         return self._ask(("add to", key), Query.ADD, [_name(key)], wire.read_number(), in_64_bits(amount))
@@ -144,7 +146,12 @@ class TcpStore(Store):
         self._ask(("append to", key), Query.APPEND, [_name(key), encode_value(value)], wire.read_nothing())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._get_all("get", keys, Query.MULTI_GET)
+        if not (names := _names(keys)):
+            return []
+        count = len(names)
+        return self._when_there(
+            ("get", *keys), names, Query.MULTI_GET, lambda: wire.read_if_ready(wire.read_values(count))
+        )
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         texts = [text for key, value in encode_pairs(keys, values) for text in (_KEY_START + key, value)]
@@ -193,7 +200,8 @@ class TcpStore(Store):
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._patience_s = max(in_seconds(timeout), _PATIENCE_S)
+        self._timeout_s = in_seconds(timeout)
+        self._patience_s = max(self._timeout_s, _PATIENCE_S)
         self._timeout = timeout
 
     def clone(self) -> TcpStore:
@@ -201,26 +209,18 @@ class TcpStore(Store):
 
     # Talking ----------------------------------------------------------------------------------------------------------
 
-    def _get_all(self, verb: str, keys: Sequence[str], query: Query) -> list[bytes]:
-        """Values as soon as all are there; where they are there already, that takes one round trip."""
-        names = _names(keys)
-        if not names:
-            return []
-        asked = (verb, *keys)
+    def _when_there(
+        self, asked: Asked, names: Sequence[bytes], query: Query, reader: Callable[[], Reader[T | None]]
+    ) -> T:
+        """An answer as soon as all keys are there; where they are there already, that takes one round trip."""
         term = self._term()
         request = self._request(asked, Query.CHECK, names) + wire.request(query, names)
-        while True:
-            with self._line.conversation(asked, self._patience_s) as line:
-                reader = wire.read_if_ready(wire.read_values(len(names)))
-                values = line.ask(request, reader, self._patience_s)
-            if values is not None:
-                return values
+        while (answer := self._line.ask(asked, request, reader(), self._patience_s)) is None:
             self._wait(asked, names, term)
+        return answer
 
     def _ask(self, asked: Asked, query: Query, texts: Sequence[bytes], reader: Reader[T], number: int = 0) -> T:
-        request = self._request(asked, query, texts, number)
-        with self._line.conversation(asked, self._patience_s) as line:
-            return line.ask(request, reader, self._patience_s)
+        return self._line.ask(asked, self._request(asked, query, texts, number), reader, self._patience_s)
 
     def _wait(self, asked: Asked, names: Sequence[bytes], term: Term) -> None:
         request = self._request(asked, Query.WAIT, names)
@@ -249,7 +249,7 @@ class TcpStore(Store):
             here = self._ask(asked, Query.ADD, [_WORKERS_KEY], wire.read_number(), 0)
 
     def _connect(self) -> SharedLine:
-        timeout_s = in_seconds(self._timeout)
+        timeout_s = self._timeout_s
         try:
             return SharedLine(connect(self._host, self._port, timeout_s), self._place())
         except TimeoutError as exc:
@@ -261,8 +261,7 @@ class TcpStore(Store):
 
     def _request(self, asked: Asked, query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
         request = wire.request(query, texts, number)
-        # What is short in all has no part that is too long.
-        if len(request) > min(self._limits.value_bytes, self._limits.key_bytes) or len(texts) > self._limits.keys:
+        if len(request) > self._surely_short or len(texts) > self._limits.keys:
             self._refuse_if_too_large(asked, query, texts)
         return request
 
@@ -272,7 +271,8 @@ class TcpStore(Store):
             raise StoreError(f"cannot {self._line.what((asked[0], *shown))}: {why}")
 
     def _term(self, timeout: timedelta | None = None) -> Term:
-        return Term.of(self._timeout if timeout is None else timeout)
+        timeout_s = self._timeout_s if timeout is None else in_seconds(timeout)
+        return Term(timeout_s, time.monotonic() + timeout_s)
 
     def _place(self) -> str:
         return f"{self._host}, port {self._port}"

@@ -337,7 +337,10 @@ def read_nonce() -> Reader[int]:
 
 def read_flag() -> Reader[bool]:
     """True for 0, which means ready or done waiting; False for 1: not ready, or the wait was cancelled."""
-    code = (yield 1)[0]
+    return _is_ready((yield 1)[0])
+
+
+def _is_ready(code: int) -> bool:
     if code > 1:
         raise ProtocolError(f"it answered {code} where only 0 and 1 have a meaning")
     return code == READY
@@ -347,6 +350,13 @@ def read_value() -> Reader[bytes]:
     """One value."""
     (length,) = LENGTH.unpack((yield LENGTH.size))
     return (yield length)
+
+
+def read_value_if_ready() -> Reader[bytes | None]:
+    """The answers to a check and to a get sent along with it: None if the key was not there."""
+    head = yield 1 + LENGTH.size
+    value = yield _unpack_length(head, 1)[0]
+    return value if _is_ready(head[0]) else None
 
 
 def read_values(count: int) -> Reader[list[bytes]]:
