@@ -192,6 +192,48 @@ def test_who_waits_watches_and_does_not_ask_again(
         assert client.asked == questions
 
 
+def test_what_is_written_between_others_in_the_order_of_names_is_not_awaited(
+    one_etcd: Cluster, store: EtcdV3Store, name: str, pool: ThreadPoolExecutor
+) -> None:
+    def wait_and_look(waiting: EtcdV3Store) -> bool:
+        waiting.wait(["a", "c"])
+        return waiting.check(["a", "c"])
+
+    with EtcdClient(one_etcd.endpoints) as client:
+        looked = pool.submit(wait_and_look, EtcdV3Store(client, name, timeout=SOON))
+        mailbox = open_watch(client)._mailbox
+        store.multi_set(["a", "a=", "a>", "b"], ["", "", "", ""])
+        written = client.get(f"{name}/~keys/b=")
+        assert written is not None
+        until(lambda: mailbox.watched.next_revision > written.mod_revision and mailbox.items.empty(), "all was seen")
+        store.set("c", "")
+        assert looked.result(SOON_S)
+
+
+class HesitantClient(EtcdClient):
+    """Something happens after it has looked and before it watches."""
+
+    meanwhile: Callable[[], object]
+
+    def watch(self, *args: Any, **options: Any) -> Watch:
+        self.meanwhile()
+        return super().watch(*args, **options)
+
+
+def test_nothing_is_overlooked_between_the_look_and_the_watch(one_etcd: Cluster, store: EtcdV3Store, name: str) -> None:
+    client = HesitantClient(one_etcd.endpoints)
+    hesitant = EtcdV3Store(client, name, timeout=SOON)
+    with client:
+        client.meanwhile = lambda: (store.add("key", 1), store.delete_key("key"))
+        hesitant.wait(["key"])
+        client.meanwhile = lambda: store.add("key", 1)
+        assert hesitant.get("key") == b"1"
+        client.meanwhile = lambda: store.queue_push("q", "entry")
+        assert hesitant.queue_pop("q") == b"entry"
+        client.meanwhile = lambda: store.barrier("b", 2)
+        hesitant.barrier("b", 2)
+
+
 def test_all_waits_of_a_process_are_on_one_stream(
     store: EtcdV3Store, direct: EtcdClient, pool: ThreadPoolExecutor
 ) -> None:
@@ -243,12 +285,13 @@ def test_waits_outlive_the_member_that_they_watch(three: Cluster, name: str, poo
 
 def test_a_wait_that_ends_in_vain_while_etcd_is_away_says_so(own_etcd: Cluster, pool: ThreadPoolExecutor) -> None:
     with user_of(own_etcd, timeout_s=1) as client:
-        store = EtcdV3Store(client, "job", timeout=timedelta(seconds=2))
+        store = EtcdV3Store(client, "job", timeout=timedelta(seconds=3))
+        assert not store.check(["key"])  # the connection stands
         waiting = pool.submit(store.get, "key")
         open_watch(client)
         own_etcd.members[0].kill()
         with pytest.raises(
-            StoreTimeoutError, match=r"get 'key': not within 2 s; still missing: 'key'; no watch stream"
+            StoreTimeoutError, match=r"get 'key': not within 3 s; still missing: 'key'; no watch stream"
         ):
             waiting.result(SOON_S)
         with pytest.raises(StoreError, match=rf"set 'key', in the store 'job': .*{own_etcd.members[0].port}"):
@@ -378,18 +421,17 @@ def test_a_change_whose_answer_is_lost_happens_once_whatever_others_do_meanwhile
 class LateClient(EtcdClient):
     """One write of it is taken for refused, and arrives only when it is told to, or before the next one."""
 
-    delays = False
+    meanwhile: Callable[[], object] | None = None
     late: Callable[[], Guarded] | None = None
 
     def guarded_put(self, key: Any, value: Any, **options: Any) -> Guarded:
-        if self.delays:
-            self.delays = False
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
             self.late = lambda: super(LateClient, self).guarded_put(key, value, **options)
-            current = self.get(key)
-            return Guarded(False, options["mod_revision"], current)
-        if self.late is not None and not options.get("then"):
-            return super().guarded_put(key, value, **options)  # what is to keep the late one out
-        self.arrive()
+            meanwhile()
+            return Guarded(False, options["mod_revision"], self.get(key))
+        if options.get("then"):  # else it is what keeps the late one out
+            self.arrive()
         return super().guarded_put(key, value, **options)
 
     def arrive(self) -> bool:
@@ -412,7 +454,7 @@ def test_an_addition_that_arrives_late_is_not_made_twice(
     if used_before:
         adding.set("other", "x")
     store.set("n", "5")
-    late.delays = True
+    late.meanwhile = lambda: store.set("other", "y")
     assert adding.add("n", 1) == 6
     assert late.late is None
     assert store.get("n") == b"6"
@@ -421,23 +463,24 @@ def test_an_addition_that_arrives_late_is_not_made_twice(
 
 def test_a_comparison_that_has_failed_does_not_succeed_later(late: LateClient, store: EtcdV3Store, name: str) -> None:
     """The key that stood in its way is deleted, and only then the first attempt arrives."""
-    comparing = EtcdV3Store(late, name, timeout=SOON)
-    lookout = comparing._lookout
-    read = lookout.read
-
-    def read_then_lose_the_race(place: bytes) -> Any:
-        found = read(place)
-        lookout.read = read  # type: ignore[method-assign]
-        store.set("leader", "another")
-        late.delays = True
-        return found
-
-    lookout.read = read_then_lose_the_race  # type: ignore[method-assign]
-    assert comparing.compare_set("leader", "", "me") == b"another"
+    late.meanwhile = lambda: store.set("leader", "another")
+    assert EtcdV3Store(late, name, timeout=SOON).compare_set("leader", "", "me") == b"another"
     assert store.delete_key("leader")
     assert late.late is not None
     assert not late.arrive()
     assert not store.check(["leader"])
+
+
+def test_a_deletion_that_came_too_late_does_not_delete_what_is_set_later(
+    late: LateClient, store: EtcdV3Store, name: str
+) -> None:
+    store.set("key", "old")
+    late.meanwhile = lambda: store.delete_key("key")
+    assert not EtcdV3Store(late, name, timeout=SOON).delete_key("key")
+    store.set("key", "new")
+    assert late.late is not None
+    assert not late.arrive()
+    assert store.get("key") == b"new"
 
 
 def record(endpoints: str, prefix: str, seed: int, players: int, pipe: Connection) -> None:
@@ -483,7 +526,7 @@ def fill(store: EtcdV3Store) -> None:
 def test_a_lost_lease_is_the_end_of_the_store(
     direct: EtcdClient, one_etcd: Cluster, name: str, pool: ThreadPoolExecutor, by_number: bool
 ) -> None:
-    lease = direct.grant(3)
+    lease = direct.grant(5)
     store = EtcdV3Store(direct, name, lease=lease.id if by_number else lease, timeout=SOON)
     store.set("key", "value")
     over = rf"the store '{name}' is over: its keys hung on the lease {lease.id:x}, which has expired or was revoked"
