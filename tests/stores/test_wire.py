@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rallypoint.stores import wire
-from rallypoint.stores.wire import Limits, ProtocolError, Query, Reader, Request, RequestReader, T
+from rallypoint.stores import answers, wire
+from rallypoint.stores.answers import Reader, T
+from rallypoint.stores.wire import Limits, ProtocolError, Query, Request, RequestReader
 
 HELLO = bytes.fromhex("00 cef7853c")
 K, V = "0300000000000000 2f6b31", "0200000000000000 7631"  # "/k1" and "v1"
@@ -59,16 +60,17 @@ def read_all(data: bytes, cuts: Sequence[int] = (), limits: Limits | None = None
 
 
 def answer(reader: Reader[T], data: bytes) -> T:
-    try:
-        needed = next(reader)
-        while True:
-            assert needed <= len(data), "it wants more than there is"
-            piece, data = data[:needed], data[needed:]
-            needed = reader.send(piece)
-    except StopIteration as stop:
-        assert data == b"", "it left something"
-        result: T = stop.value
-        return result
+    left = data
+
+    def take(size: int) -> bytes:
+        nonlocal left
+        assert size <= len(left), "it wants more than there is"
+        piece, left = left[:size], left[size:]
+        return piece
+
+    result = reader(take)
+    assert left == b"", "it left something"
+    return result
 
 
 def test_there_are_nineteen_queries() -> None:
@@ -171,22 +173,22 @@ def test_a_client_knows_what_a_server_would_refuse() -> None:
 
 def test_answers_are_read() -> None:
     two = wire.text(b"one") + wire.text(b"")
-    assert answer(wire.read_nothing(), b"") is None
-    assert answer(wire.read_number(), wire.NUMBER.pack(-5)) == -5
-    assert answer(wire.read_nonce(), wire.NONCE.pack(7)) == 7
-    assert answer(wire.read_flag(), b"\0") is True
-    assert answer(wire.read_flag(), b"\1") is False
-    assert answer(wire.read_value(), wire.text(b"one")) == b"one"
-    assert answer(wire.read_values(2), two) == [b"one", b""]
-    assert answer(wire.read_counted_values(), wire.NUMBER.pack(2) + two) == [b"one", b""]
-    assert answer(wire.read_popped(), wire.NUMBER.pack(3) + wire.text(b"one")) == b"one"
-    assert answer(wire.read_popped(), wire.NUMBER.pack(0)) is None
-    assert answer(wire.read_if_ready(wire.read_value()), b"\0" + wire.text(b"one")) == b"one"
-    assert answer(wire.read_if_ready(wire.read_value()), b"\1" + wire.text(b"")) is None
-    assert answer(wire.read_value_if_ready(), b"\0" + wire.text(b"one")) == b"one"
-    assert answer(wire.read_value_if_ready(), b"\0" + wire.text(b"")) == b""
-    assert answer(wire.read_value_if_ready(), b"\1" + wire.text(b"")) is None
+    assert answer(answers.read_nothing, b"") is None
+    assert answer(answers.read_number, wire.NUMBER.pack(-5)) == -5
+    assert answer(answers.read_nonce, wire.NONCE.pack(7)) == 7
+    assert answer(answers.read_flag, b"\0") is True
+    assert answer(answers.read_flag, b"\1") is False
+    assert answer(answers.read_value, wire.text(b"one")) == b"one"
+    assert answer(answers.read_values(2), two) == [b"one", b""]
+    assert answer(answers.read_counted_values, wire.NUMBER.pack(2) + two) == [b"one", b""]
+    assert answer(answers.read_popped, wire.NUMBER.pack(3) + wire.text(b"one")) == b"one"
+    assert answer(answers.read_popped, wire.NUMBER.pack(0)) is None
+    assert answer(answers.read_values_if_ready(2), b"\0" + two) == [b"one", b""]
+    assert answer(answers.read_values_if_ready(1), b"\1" + wire.text(b"")) is None
+    assert answer(answers.read_value_if_ready, b"\0" + wire.text(b"one")) == b"one"
+    assert answer(answers.read_value_if_ready, b"\0" + wire.text(b"")) == b""
+    assert answer(answers.read_value_if_ready, b"\1" + wire.text(b"")) is None
     with pytest.raises(ProtocolError, match="answered 2"):
-        answer(wire.read_flag(), b"\2")
+        answer(answers.read_flag, b"\2")
     with pytest.raises(ProtocolError, match="answered 2"):
-        answer(wire.read_value_if_ready(), b"\2" + wire.text(b""))
+        answer(answers.read_value_if_ready, b"\2" + wire.text(b""))

@@ -9,8 +9,9 @@ import struct
 import time
 from contextlib import suppress
 
-from rallypoint.stores import wire
-from rallypoint.stores.wire import ProtocolError, Query, Reader, T
+from rallypoint.stores import answers, wire
+from rallypoint.stores.answers import Reader, T
+from rallypoint.stores.wire import ProtocolError, Query
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
@@ -45,7 +46,7 @@ class Line:
         if timeout_s != self._timeout_s:
             self._set_timeout(timeout_s)
         self._send(request)
-        return self._read(reader)
+        return reader(self._take)
 
     def ask_to_wait(self, request: bytes, timeout_s: float, patience_s: float) -> bool:
         """Sends a request whose answer may take its time; False if the wait had to be cancelled.
@@ -56,12 +57,12 @@ class Line:
         self._send(request)
         self._set_timeout(timeout_s)
         try:
-            return self._stop_waiting(self._read(wire.read_flag()))
+            return self._stop_waiting(answers.read_flag(self._take))
         except TimeoutError:
             pass
-        if self.ask(wire.request(Query.CANCEL_WAIT), wire.read_flag(), patience_s):
+        if self.ask(wire.request(Query.CANCEL_WAIT), answers.read_flag, patience_s):
             # It was done in the same moment: that answer comes first, the other behind it.
-            self._stop_waiting(not self._read(wire.read_flag()))
+            self._stop_waiting(not answers.read_flag(self._take))
             return True
         return False
 
@@ -82,15 +83,6 @@ class Line:
         if not expected:
             raise ProtocolError("it mixed up the answers to waiting and to not waiting any more")
         return True
-
-    def _read(self, reader: Reader[T]) -> T:
-        try:
-            needed = next(reader)
-            while True:
-                needed = reader.send(self._take(needed))
-        except StopIteration as stop:
-            answer: T = stop.value
-            return answer
 
     def _take(self, size: int) -> bytes:
         buffer = self._buffer
@@ -149,7 +141,7 @@ def _connect_once(host: str, port: int, timeout_s: float) -> Line:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         nonce = os.getpid() & 0xFFFFFFFF
         hello = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=nonce)
-        if line.ask(hello, wire.read_nonce(), timeout_s) != nonce:
+        if line.ask(hello, answers.read_nonce, timeout_s) != nonce:
             raise ProtocolError("it is no store server: it answered something else to a ping")
     except BaseException:
         line.close()

@@ -6,10 +6,11 @@ import threading
 import time
 from types import TracebackType
 
+from rallypoint.stores.answers import Reader, T
 from rallypoint.stores.base import name_some
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
 from rallypoint.stores.line import Line
-from rallypoint.stores.wire import ProtocolError, Reader, T
+from rallypoint.stores.wire import ProtocolError
 
 Asked = tuple[str, ...]
 """What a caller wants, for messages: a verb and the keys."""

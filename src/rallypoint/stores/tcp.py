@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 
-from rallypoint.stores import wire
+from rallypoint.stores import answers, wire
+from rallypoint.stores.answers import Reader, T
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
@@ -25,7 +26,7 @@ from rallypoint.stores.base import (
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.line import connect
 from rallypoint.stores.shared_line import Asked, SharedLine
-from rallypoint.stores.wire import Limits, ProtocolError, Query, Reader, T
+from rallypoint.stores.wire import Limits, ProtocolError, Query
 
 # torch's clients put this before every key, and count themselves under that one without it.
 _KEY_START = b"/"
@@ -113,52 +114,49 @@ class TcpStore(Store):
     # The contract -----------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._ask(("set", key), Query.SET, [_name(key), encode_value(value)], wire.read_nothing())
+        self._ask(("set", key), Query.SET, [_name(key), encode_value(value)], answers.read_nothing)
 
     def get(self, key: str) -> bytes:
-        return self._when_there(("get", key), [_name(key)], Query.GET, wire.read_value_if_ready)
+        return self._when_there(("get", key), [_name(key)], Query.GET, answers.read_value_if_ready)
 
     def add(self, key: str, amount: int) -> int:
-        return self._ask(("add to", key), Query.ADD, [_name(key)], wire.read_number(), in_64_bits(amount))
+        return self._ask(("add to", key), Query.ADD, [_name(key)], answers.read_number, in_64_bits(amount))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         texts = [_name(key), encode_value(expected), encode_value(desired)]
-        return self._ask(("compare_set", key), Query.COMPARE_SET, texts, wire.read_value())
+        return self._ask(("compare_set", key), Query.COMPARE_SET, texts, answers.read_value)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         if names := _names(keys):
             self._wait(("wait for", *keys), names, self._term(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(("check", *keys), Query.CHECK, _names(keys), wire.read_flag())
+        return self._ask(("check", *keys), Query.CHECK, _names(keys), answers.read_flag)
 
     def delete_key(self, key: str) -> bool:
-        return self._ask(("delete", key), Query.DELETE, [_name(key)], wire.read_number()) > 0
+        return self._ask(("delete", key), Query.DELETE, [_name(key)], answers.read_number) > 0
 
     def num_keys(self) -> int:
-        return self._ask(("count the keys",), Query.COUNT_KEYS, [], wire.read_number())
+        return self._ask(("count the keys",), Query.COUNT_KEYS, [], answers.read_number)
 
     def list_keys(self) -> list[str]:
-        names = self._ask(("list the keys",), Query.LIST_KEYS, [], wire.read_counted_values())
+        names = self._ask(("list the keys",), Query.LIST_KEYS, [], answers.read_counted_values)
         return [decode_key(name.removeprefix(_KEY_START)) for name in names if name.startswith(_KEY_START)]
 
     def append(self, key: str, value: bytes | str) -> None:
-        self._ask(("append to", key), Query.APPEND, [_name(key), encode_value(value)], wire.read_nothing())
+        self._ask(("append to", key), Query.APPEND, [_name(key), encode_value(value)], answers.read_nothing)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         if not (names := _names(keys)):
             return []
-        count = len(names)
-        return self._when_there(
-            ("get", *keys), names, Query.MULTI_GET, lambda: wire.read_if_ready(wire.read_values(count))
-        )
+        return self._when_there(("get", *keys), names, Query.MULTI_GET, answers.read_values_if_ready(len(names)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         texts = [text for key, value in encode_pairs(keys, values) for text in (_KEY_START + key, value)]
-        self._ask(("set", *keys), Query.MULTI_SET, texts, wire.read_nothing())
+        self._ask(("set", *keys), Query.MULTI_SET, texts, answers.read_nothing)
 
     def queue_push(self, key: str, value: bytes | str) -> None:
-        self._ask(("push to the queue", key), Query.QUEUE_PUSH, [_name(key), encode_value(value)], wire.read_nothing())
+        self._ask(("push to the queue", key), Query.QUEUE_PUSH, [_name(key), encode_value(value)], answers.read_nothing)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         asked, names = ("pop from the queue", key), [_name(key)]
@@ -167,7 +165,7 @@ class TcpStore(Store):
         while True:
             if block:
                 self._wait(asked, names, term)
-            popped = self._ask(asked, Query.QUEUE_POP, names, wire.read_popped())
+            popped = self._ask(asked, Query.QUEUE_POP, names, answers.read_popped)
             if popped is not None:
                 return popped
             if not block:
@@ -180,7 +178,7 @@ class TcpStore(Store):
                 raise StoreTimeoutError(f"{self._line.what(asked)}: nothing came within {term.timeout_s:g} s")
 
     def queue_len(self, key: str) -> int:
-        return self._ask(("measure the queue", key), Query.QUEUE_LEN, [_name(key)], wire.read_number())
+        return self._ask(("measure the queue", key), Query.QUEUE_LEN, [_name(key)], answers.read_number)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         term = self._term(timeout)
@@ -189,7 +187,7 @@ class TcpStore(Store):
         request = self._request(asked, Query.BARRIER, names, in_64_bits(world_size))
         with self._line.conversation(asked, self._patience_s) as line:
             done = line.ask_to_wait(request, term.left_s(), _PATIENCE_S)
-            arrived = b"" if done else line.ask(wire.request(Query.GET, names), wire.read_value(), _PATIENCE_S)
+            arrived = b"" if done else line.ask(wire.request(Query.GET, names), answers.read_value, _PATIENCE_S)
         if not done:
             raise StoreTimeoutError(
                 f"{self._line.what(asked)}: not within {term.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
@@ -209,13 +207,11 @@ class TcpStore(Store):
 
     # Talking ----------------------------------------------------------------------------------------------------------
 
-    def _when_there(
-        self, asked: Asked, names: Sequence[bytes], query: Query, reader: Callable[[], Reader[T | None]]
-    ) -> T:
+    def _when_there(self, asked: Asked, names: Sequence[bytes], query: Query, reader: Reader[T | None]) -> T:
         """An answer as soon as all keys are there; where they are there already, that takes one round trip."""
         term = self._term()
         request = self._request(asked, Query.CHECK, names) + wire.request(query, names)
-        while (answer := self._line.ask(asked, request, reader(), self._patience_s)) is None:
+        while (answer := self._line.ask(asked, request, reader, self._patience_s)) is None:
             self._wait(asked, names, term)
         return answer
 
@@ -230,7 +226,7 @@ class TcpStore(Store):
             missing = [
                 decode_key(name.removeprefix(_KEY_START))
                 for name in names[:_MOST_NAMED]
-                if not line.ask(wire.request(Query.CHECK, [name]), wire.read_flag(), _PATIENCE_S)
+                if not line.ask(wire.request(Query.CHECK, [name]), answers.read_flag, _PATIENCE_S)
             ]
         left = f"; still missing: {name_some(missing)}" if missing else ""
         raise StoreTimeoutError(f"{self._line.what(asked)}: not within {term.timeout_s:g} s{left}")
@@ -239,14 +235,14 @@ class TcpStore(Store):
         """Polls, as torch's does: all that clients do is add to a number, and the format knows no wait for that."""
         asked = (f"wait for {world_size} workers",)
         term = self._term()
-        here = self._ask(asked, Query.ADD, [_WORKERS_KEY], wire.read_number(), 1)
+        here = self._ask(asked, Query.ADD, [_WORKERS_KEY], answers.read_number, 1)
         pause_s = _POLL_S
         while is_master and here < world_size:
             if not term.left_s():
                 raise StoreTimeoutError(f"{self._line.what(asked)}: {here} came within {term.timeout_s:g} s")
             time.sleep(min(pause_s, term.left_s()))
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)
-            here = self._ask(asked, Query.ADD, [_WORKERS_KEY], wire.read_number(), 0)
+            here = self._ask(asked, Query.ADD, [_WORKERS_KEY], answers.read_number, 0)
 
     def _connect(self) -> SharedLine:
         timeout_s = self._timeout_s

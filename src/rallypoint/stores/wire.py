@@ -1,4 +1,4 @@
-"""The wire format of torch's TCPStore, both directions, sans-IO.
+"""The wire format of torch's TCPStore, sans-IO: requests, written and read.
 
 One byte names the query; then come its fields, little endian; a key or value is an 8-byte length and the bytes.  The
 table below is all there is to it: requests are written and read by the same line.
@@ -7,10 +7,10 @@ table below is all there is to it: requests are written and read by the same lin
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 MAGIC = 0x3C85F7CE
 READY = STOP_WAITING = 0
@@ -19,8 +19,6 @@ NOT_READY = WAIT_CANCELED = 1
 LENGTH = struct.Struct("<Q")
 NUMBER = struct.Struct("<q")
 NONCE = struct.Struct("<I")
-
-T = TypeVar("T")
 
 
 class ProtocolError(Exception):
@@ -158,7 +156,7 @@ def why_too_large(query: Query, texts: Sequence[bytes], limits: Limits) -> str |
     return None
 
 
-# Reading requests -----------------------------------------------------------------------------------------------------
+# Reading --------------------------------------------------------------------------------------------------------------
 
 
 class RequestReader:
@@ -310,78 +308,3 @@ def _whole_request(data: bytes, at: int, limits: Limits) -> tuple[Query, list[by
     except struct.error:
         return None
     return query, texts, number, at
-
-
-# Reading answers ------------------------------------------------------------------------------------------------------
-
-# A reader of answers yields how many bytes it needs, is sent exactly as many, and returns what they mean.
-Reader = Generator[int, bytes, T]
-
-
-def read_nothing() -> Reader[None]:
-    """For queries that have no answer."""
-    yield from ()
-
-
-def read_number() -> Reader[int]:
-    """A signed number."""
-    number: int = NUMBER.unpack((yield NUMBER.size))[0]
-    return number
-
-
-def read_nonce() -> Reader[int]:
-    """What a ping sends back."""
-    nonce: int = NONCE.unpack((yield NONCE.size))[0]
-    return nonce
-
-
-def read_flag() -> Reader[bool]:
-    """True for 0, which means ready or done waiting; False for 1: not ready, or the wait was cancelled."""
-    return _is_ready((yield 1)[0])
-
-
-def _is_ready(code: int) -> bool:
-    if code > 1:
-        raise ProtocolError(f"it answered {code} where only 0 and 1 have a meaning")
-    return code == READY
-
-
-def read_value() -> Reader[bytes]:
-    """One value."""
-    (length,) = LENGTH.unpack((yield LENGTH.size))
-    return (yield length)
-
-
-def read_value_if_ready() -> Reader[bytes | None]:
-    """The answers to a check and to a get sent along with it: None if the key was not there."""
-    head = yield 1 + LENGTH.size
-    value = yield _unpack_length(head, 1)[0]
-    return value if _is_ready(head[0]) else None
-
-
-def read_values(count: int) -> Reader[list[bytes]]:
-    """As many values as were asked for."""
-    values: list[bytes] = []
-    while len(values) < count:
-        value = yield from read_value()
-        values.append(value)
-    return values
-
-
-def read_counted_values() -> Reader[list[bytes]]:
-    """A count and as many strings."""
-    count = yield from read_number()
-    return (yield from read_values(count))
-
-
-def read_popped() -> Reader[bytes | None]:
-    """An entry of a queue, or None."""
-    length_before = yield from read_number()
-    return (yield from read_value()) if length_before > 0 else None
-
-
-def read_if_ready(reader: Reader[T]) -> Reader[T | None]:
-    """The answers to a check and to a query sent along with it: None if the keys were not there."""
-    ready = yield from read_flag()
-    answer = yield from reader
-    return answer if ready else None
