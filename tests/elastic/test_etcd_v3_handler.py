@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import subprocess
 import sys
 import textwrap
@@ -303,10 +304,23 @@ def test_handlers_form_a_world_and_finish() -> None:
         infos = list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
         assert {info.rank for info in infos} == {0, 1}
         assert {info.world_size for info in infos} == {2}
+        assert all(handler.use_agent_store for handler in handlers)
         infos[0].store.set("greeting", b"hello")
         assert infos[1].store.get("greeting") == b"hello"
         assert [handler.get_run_id() for handler in handlers] == [run_id, run_id]
         assert list(pool.map(lambda handler: handler.shutdown(), handlers)) == [True, True]
+
+
+def test_a_store_in_etcd_is_served_by_nobody() -> None:
+    handler = handler_at(shared().endpoint, store="etcd")
+    info = handler.next_rendezvous()
+    info.store.set("greeting", b"hello")
+    assert info.store.get("greeting") == b"hello"
+    assert not handler.use_agent_store
+    assert info.bootstrap_store_info is not None
+    # The workers' own store finds its port free.
+    with socket.create_server((info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port)):
+        assert handler.shutdown()
 
 
 def test_one_joins_by_a_scheme() -> None:

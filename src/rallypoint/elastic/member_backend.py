@@ -112,6 +112,11 @@ class MemberHandler(RendezvousHandler):
         """The backend's name."""
         return self._backend
 
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers may use the store that rank 0 serves; where nobody serves one, they start their own there."""
+        return self._member.serves_store
+
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         placed = self._member.join(self._join_timeout_s)

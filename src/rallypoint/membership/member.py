@@ -128,7 +128,7 @@ class Member:
             if self._store is not None and self._store.seal_id == placed.seal_id:
                 return self._store
         # Another thread has joined again since: the round is over, and so is its store.
-        return RoundStore(self.run_id, placed, None, timedelta(seconds=300))
+        return self._make_store(placed, None)
 
     def wait(self, until: Callable[[View], bool], deadline: float | None = None) -> bool:
         """Wait until what the node knows is as wanted; False where the deadline passes first."""
