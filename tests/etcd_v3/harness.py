@@ -14,9 +14,10 @@ from rallypoint.etcd_client import Change, EtcdClient, KeyValue, User
 from tests.etcd.servers import Cluster
 from tests.etcd.servers import Member as EtcdServer
 from tests.etcd_client.stage import until
-from tests.faults.harness import Actor, Node, Stage, by_rank
+from tests.faults.harness import Actor, Node, Stage
+from tests.faults.harness import by_rank as nodes_by_rank
 
-__all__ = ["PREFIX", "EtcdNode", "EtcdStage", "Observer", "by_rank", "leader_of", "until"]
+__all__ = ["PREFIX", "EtcdNode", "EtcdStage", "Observer", "by_rank", "leader_of", "observing", "undisturbed", "until"]
 
 PREFIX = "/test"
 
@@ -35,14 +36,25 @@ class EtcdNode(Node):
     def standing(self) -> dict[str, Any]:
         return self.ask("standing", "standing")
 
-    def renewed(self) -> None:
-        """Wait until its lease has been renewed once more."""
-        assert self.ask("lease", "renewed")["gained"], self.account()
-
     def undisturbed(self) -> None:
         """It has been told nothing, and holds its world."""
         assert self.standing()["state"] == "HOLDS", self.account()
         assert self.heard("changed") == [], self.account()
+
+
+def renewed(nodes: Sequence[EtcdNode]) -> None:
+    """Wait until the lease of each node has been renewed once more."""
+    for node in nodes:
+        node.order("lease")
+    for node in nodes:
+        assert node.expect("renewed")["gained"], node.account()
+
+
+def undisturbed(nodes: Sequence[EtcdNode]) -> None:
+    """The lease of each node has been renewed since, and nobody was told anything."""
+    renewed(nodes)
+    for node in nodes:
+        node.undisturbed()
 
 
 class EtcdStage(Stage):
@@ -57,6 +69,12 @@ class EtcdStage(Stage):
 
     def node(self, name: str, *, before: Sequence[str] = ()) -> EtcdNode:
         return self.nodes(name, before=before)[0]
+
+
+def by_rank(nodes: Sequence[EtcdNode], **wanted: Any) -> list[EtcdNode]:
+    """The nodes in the order of the ranks that they get; all of them in one world."""
+    ranks = {node.name: rank for rank, node in enumerate(nodes_by_rank(nodes, **wanted))}
+    return sorted(nodes, key=lambda node: ranks[node.name])
 
 
 class Observer:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, until
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, undisturbed, until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -89,9 +89,7 @@ def test_an_early_finisher_does_not_break_the_world(stage: EtcdStage, cluster: C
     a, b, c = by_rank(nodes)
     assert c.ask("finish", "left")["done"]
     c.kill()
-    for node in (a, b):
-        node.renewed()
-        node.undisturbed()
+    undisturbed([a, b])
     b.order("finish")
     assert b.expect("left")["done"]
     assert a.ask("finish", "left")["done"]

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, undisturbed, until
 from tests.etcd_v3.test_campaign import check_boards
 
 
@@ -123,11 +123,9 @@ def test_a_node_that_is_stopped_for_less_than_its_lease_loses_nothing(
         node.join(old_cluster.endpoints, 2, run, lease_ttl=5)
     by_rank([a, b])
     a.pause()
-    b.renewed()
+    renewed([b])
     a.resume()
-    for node in (a, b):
-        node.renewed()
-        node.undisturbed()
+    undisturbed([a, b])
 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 20))])

@@ -20,7 +20,7 @@ from rallypoint.core import node as core
 from rallypoint.core.events import CloseAsked, Joined, Left
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
-from rallypoint.core.notices import Fenced, Placed
+from rallypoint.core.notices import Fenced, KeepWaiting, Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.etcd import estate
 from rallypoint.etcd.following import lacks_place, notices
@@ -36,6 +36,7 @@ from rallypoint.etcd_client import (
     EtcdHopelessError,
     EtcdLeaseLostError,
     EtcdMissingError,
+    EtcdNoSpaceError,
     EtcdRefusedError,
     EtcdUnavailableError,
     KeyValue,
@@ -47,7 +48,7 @@ from rallypoint.etcd_client import (
     put_op,
 )
 from rallypoint.etcd_client.messages import RangeResponse
-from rallypoint.membership.addresses import own_address
+from rallypoint.membership.addresses import address_toward, own_address
 from rallypoint.membership.link import Peer, Prepare, differs
 
 log = logging.getLogger("rallypoint.etcd")
@@ -257,7 +258,7 @@ class EtcdLink:
                 wait_s = self._lease_ttl_s
             except EtcdError as exc:
                 self._in_doubt = True
-                self._fail(str(exc))
+                self._fail(str(exc), is_outage=not isinstance(exc, EtcdNoSpaceError))
                 wait_s = random.uniform(pause_s / 2, pause_s)
                 pause_s = min(pause_s * 2, self._view.settings.reconnect_backoff_s)
             self._wake.wait(max(wait_s, 0.0))
@@ -370,7 +371,8 @@ class EtcdLink:
     def _local_address(self) -> str:
         """The address by which this machine reaches etcd."""
         places = [_split(endpoint) for endpoint in self._client.endpoints]
-        found = [own_address(host, port) for host, port in places]
+        # A name that nobody knows says nothing about where this machine is.
+        found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
         return next((address for address in found if not address.startswith("127.")), found[0])
 
     # What the leader says -----------------------------------------------------------------------------------------
@@ -441,13 +443,17 @@ class EtcdLink:
             self._refusal, self._to_say = why, None
             self.changed.notify_all()
 
-    def _fail(self, why: str) -> None:
-        self._trouble = why
-        if self._reached or self._view.out_since is None:
-            log.info("run %r: etcd cannot be reached: %s", self._run_id, why)
-        self._reached = False
+    def _fail(self, why: str, *, is_outage: bool = True) -> None:
+        """etcd cannot be reached; or it can, and takes nothing, which is what who waits is told."""
+        if self._reached or self._trouble != why:
+            log.info("run %r: etcd takes no word of this node: %s", self._run_id, why)
+        self._trouble, self._reached = why, False
         now = time.monotonic()
-        self._change(lambda view: core.passed(core.disconnected(view, now), now))
+        if is_outage:
+            self._change(lambda view: core.passed(core.disconnected(view, now), now))
+        else:
+            told = KeepWaiting(self._view.incarnation, self._view.round_seen, why[:4096])
+            self._change(lambda view: core.hear(core.connected(view), told))
 
     def _well(self) -> None:
         lease = self._lease
