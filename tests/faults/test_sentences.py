@@ -141,7 +141,7 @@ def test_the_port_of_a_web_server_that_waits_for_the_end_of_the_request(stage: S
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousTimeoutError")) == (
             "run 'run' was not joined within # s: the authority at ADDRESS:# cannot be reached (it took the connection "
-            "and was silent for # s); is it running there, and does its port let nodes in?"
+            "and was silent for # s: an HTTP server is there); is it running there, and does its port let nodes in?"
         )
 
 

@@ -90,6 +90,22 @@ def test_a_prefix_store_of_torchs_takes_it(pair: Pair) -> None:
     assert inside.check(["k"])
     inside.wait(["k"], timedelta(seconds=1))
     assert inside.compare_set("k", "v", "w") == b"w"
+    inside.multi_set(["x", "y"], ["1", "2"])
+    inside.append("x", "0")
+    assert inside.multi_get(["x", "y"]) == [b"10", b"2"]
+    assert inside.num_keys() >= 4
+    assert inside.delete_key("x")
+    assert not inside.delete_key("x")
+    assert not outside.check(["part/x"])
+
+
+def test_what_torch_does_not_pass_on_to_a_store_in_python(pair: Pair) -> None:
+    """A prefix store of torch's has no way to ask a store in Python for these, whatever they are called there."""
+    (_, zero), _ = pair
+    inside = PrefixStore("part", zero.store)
+    for call in (inside.list_keys, lambda: inside.queue_push("q", "1"), lambda: inside.queue_len("q")):
+        with pytest.raises(NotImplementedError):
+            call()
 
 
 def test_its_server_is_on_the_nodes_address_only_and_clients_of_torchs_reach_it(pair: Pair) -> None:

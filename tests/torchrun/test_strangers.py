@@ -58,7 +58,7 @@ def serving(program: str) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("who", "sentence"),
     [
-        ("a web server", "run 'job' was not joined within"),
+        ("a web server", "was silent for 1.0 s: an HTTP server is there"),
         ("a store of torch's", "it closed the connection without a word: something else may listen there"),
         ("a server from the future", "the node speaks version 1, this server version 99"),
     ],

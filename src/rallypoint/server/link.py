@@ -32,6 +32,7 @@ log = logging.getLogger("rallypoint.link")
 
 FIRST_RETRY_S = 0.02
 CONNECT_S = 5.0
+ASK_S = 1.0
 
 
 class Link:
@@ -212,7 +213,10 @@ class Link:
                 try:
                     await self._connect(line)
                     # An authority that turns nodes away is not to be stormed by them.
-                    pause = FIRST_RETRY_S if await line.ended else pause
+                    welcomed = await line.ended
+                    pause = FIRST_RETRY_S if welcomed else pause
+                    if self._gave_up and not welcomed and not self.view.incarnation:
+                        self.trouble += await _what_answers(self.host, self.port)
                 except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
                     self._failed(exc)
                 await asyncio.sleep(random.uniform(pause / 2, pause))
@@ -319,6 +323,22 @@ class Link:
         if always or self._session.welcomed != welcomed or differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
+
+
+async def _what_answers(host: str, port: int) -> str:
+    """What it is that took a connection and never spoke, where that can be found out by asking as others do."""
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ASK_S)
+    except (OSError, UnicodeError, asyncio.TimeoutError):
+        return ""
+    try:
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        said = await asyncio.wait_for(reader.read(64), ASK_S)
+    except (OSError, asyncio.TimeoutError):
+        return ""
+    finally:
+        writer.close()
+    return ": an HTTP server is there" if said.startswith(b"HTTP/") else ""
 
 
 def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
