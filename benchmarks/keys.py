@@ -1,81 +1,135 @@
-"""How fast a store answers: ours and torch's TCPStore, each server with its own clients, side by side in one run."""
+"""How fast a store answers: ours and torch's TCPStore, each server with its own clients, in turns.
+
+Where the kernel puts two processes that talk to each other decides more than what they do, and it changes its mind.  So
+the two kinds take turns, in slices of a fraction of a second, and what counts is the median of the ratios.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median, quantiles
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import Worker, workers
+from benchmarks.processes import Worker, cpu_s, workers
 
 KINDS = ("torch", "rallypoint")
-OPERATIONS = ("get", "set", "add", "compare_set")
 GOALS = {"get": "at least 0.6", "add": "at least 0.4"}
-TIMES = 5000
-REPEATED = 5
+# How often in a slice, by all clients together: as long as a tenth of a second, about.
+OPERATIONS = {"get": 800, "set": 8000, "add": 1200, "compare_set": 1200}
+SLICES = 21
 CLIENTS = 4
 CROWD = 1000
+CROWDS = 9
 # With torch's look-ups of names, a thousand take minutes where nobody answers them.
 LOOKED_UP = 200
+
+
+class Measured(NamedTuple):
+    """A figure of torch's and of ours, in each of many turns."""
+
+    theirs: list[float]
+    ours: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ours to theirs, turn by turn."""
+        return [ours / theirs for theirs, ours in zip(*self, strict=True)]
+
+    def row(self, shown: Callable[[float], str]) -> tuple[str, ...]:
+        """The medians, the median of the ratios, and between what half of the ratios lie."""
+        ratios = self.ratios
+        low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+        return (*(shown(median(figures)) for figures in self), f"{median(ratios):.2f}", f"{low:.2f} to {high:.2f}")
+
+
+COLUMNS = ("torch TCPStore", "rallypoint", "ratio", "half of them", "goal")
 
 
 def run(console: Console, output: Path) -> None:
     """One client, several clients, and a crowd of bare connections."""
     for clients in (1, CLIENTS):
-        title = f"store operations a second, {clients} client{'s' if clients > 1 else ''}"
-        table = Table("operation", "torch TCPStore", "rallypoint", "ratio", "goal", title=title, title_justify="left")
-        rates = {kind: operations_a_second(kind, clients) for kind in KINDS}
-        for name in OPERATIONS:
-            theirs, ours = (rates[kind][name] for kind in KINDS)
-            goal = GOALS.get(name, "") if clients == 1 else ""
-            table.add_row(name, f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.2f}", goal)
-        console.print(table)
-    table = Table("a crowd of bare connections", "torch TCPStore", "rallypoint", "ratio", "goal", title_justify="left")
-    for what, connections, goal, looks_up in (
-        ("connect", LOOKED_UP, "under 1", True),
-        ("connect, look-ups of names switched off", CROWD, "", False),
-        ("wake up", CROWD, "at most 2", False),
+        console.print(_operations(clients))
+    console.print(_crowds())
+
+
+def _operations(clients: int) -> Table:
+    title = f"store operations a second, {clients} client{'s' if clients > 1 else ''}"
+    title += "; and what they cost in microseconds of processor time, server + client"
+    table = Table("operation", *COLUMNS, "cost, torch", "rallypoint", title=title, title_justify="left")
+    with ExitStack() as stack:
+        halls = [Hall(stack, kind, clients) for kind in KINDS]
+        for name, times in OPERATIONS.items():
+            for hall in halls:
+                hall.rate(name, times)  # warm
+                hall.count()
+            rates = in_turns([partial(hall.rate, name, times) for hall in halls], SLICES)
+            spent = (f"{server:.0f} + {client:.0f}" for server, client in (hall.count() for hall in halls))
+            table.add_row(name, *rates.row(lambda rate: f"{rate:,.0f}"), GOALS.get(name, ""), *spent)
+    return table
+
+
+def in_turns(measures: list[Callable[[], float]], turns: int) -> Measured:
+    """Measure one after the other, many times; who begins changes."""
+    figures: list[list[float]] = [[] for _ in measures]
+    for turn in range(turns):
+        order = range(len(measures))
+        for index in order if turn % 2 else reversed(order):
+            figures[index].append(measures[index]())
+    return Measured(*figures)
+
+
+class Hall:
+    """A server and its clients, each in a process of its own."""
+
+    def __init__(self, stack: ExitStack, kind: str, clients: int) -> None:
+        self.server = Worker("benchmarks.store_server", kind)
+        stack.enter_context(workers(self.server))
+        port = self.server.hear()
+        self.crew = [Worker("benchmarks.store_client", kind, str(port)) for _ in range(clients)]
+        stack.enter_context(workers(*self.crew))
+        for client in self.crew:
+            client.hear()
+        self._done = 0
+        self._spent = (0.0, 0.0)
+
+    def rate(self, operation: str, times: int) -> float:
+        """Operations a second of all clients together."""
+        each = times // len(self.crew)
+        for client in self.crew:
+            client.tell(f"{operation} {each}")
+        self._done += each * len(self.crew)
+        return each * len(self.crew) / max(float(client.hear()) for client in self.crew)
+
+    def count(self) -> tuple[float, float]:
+        """Microseconds of processor time that an operation has taken since this was last asked: server, client."""
+        spent = cpu_s(self.server.process.pid), sum(cpu_s(client.process.pid) for client in self.crew)
+        done, self._done = self._done, 0
+        before, self._spent = self._spent, spent
+        return (1e6 * (spent[0] - before[0]) / done, 1e6 * (spent[1] - before[1]) / done)
+
+
+def _crowds() -> Table:
+    table = Table("a crowd of bare connections", *COLUMNS, title_justify="left")
+    for what, order, connections, turns, goal in (
+        ("connect, each name looked up", "connect", LOOKED_UP, 1, "under 1"),
+        ("connect, no names looked up", "connect", CROWD, CROWDS, "under 1"),
+        ("wake up", "wake", CROWD, CROWDS, "at most 2"),
     ):
-        measure = wake_up if what == "wake up" else connect
-        theirs, ours = (measure(kind, connections, looks_up=looks_up) for kind in KINDS)
-        table.add_row(
-            f"{connections:,}: {what}", f"{theirs * 1000:.0f} ms", f"{ours * 1000:.0f} ms", f"{ours / theirs:.2f}", goal
-        )
-    console.print(table)
-
-
-def operations_a_second(kind: str, clients: int) -> dict[str, float]:
-    """All clients together, the best of several times."""
-    server = Worker("benchmarks.store_server", kind)
-    with workers(server):
-        port = server.hear()
-        crew = [Worker("benchmarks.store_client", kind, str(port)) for _ in range(clients)]
-        with workers(*crew):
-            for client in crew:
-                client.hear()
-            return {name: max(_rate(crew, name) for _ in range(REPEATED)) for name in OPERATIONS}
-
-
-def _rate(crew: list[Worker], operation: str) -> float:
-    for client in crew:
-        client.tell(f"{operation} {TIMES}")
-    return len(crew) * TIMES / max(float(client.hear()) for client in crew)
-
-
-def connect(kind: str, connections: int, *, looks_up: bool) -> float:
-    """Seconds to connect a crowd at one instant, until the last one has had its first answer."""
-    with _crowd(kind, connections, looks_up=looks_up) as crew:
-        return _obey(crew, "connect")
-
-
-def wake_up(kind: str, connections: int, *, looks_up: bool) -> float:
-    """Seconds to wake a crowd that waits for one key; the best of several times."""
-    with _crowd(kind, connections, looks_up=looks_up) as crew:
-        _obey(crew, "connect")
-        return min(_obey(crew, "wake") for _ in range(REPEATED))
+        with ExitStack() as stack:
+            looks_up = what.endswith("each name looked up")
+            crowds = [stack.enter_context(_crowd(kind, connections, looks_up=looks_up)) for kind in KINDS]
+            if not looks_up:
+                for crowd in crowds:
+                    _obey(crowd, "connect")  # and warm
+            seconds = in_turns([partial(_obey, crowd, order) for crowd in crowds], turns)
+        table.add_row(f"{connections:,}: {what}", *seconds.row(lambda s: f"{s * 1000:.0f} ms"), goal)
+    return table
 
 
 @contextmanager

@@ -60,15 +60,20 @@ def hear(lines: list[socket.socket], size: int) -> None:
                     reading.unregister(key.fileobj)
 
 
+def settle(line: socket.socket) -> None:
+    """Let the server take whatever the others have sent: in any order of connections, but in a turn takes all of it."""
+    for _ in range(2):
+        line.send(PING)
+        hear([line], 4)
+
+
 def wake(setter: socket.socket, lines: list[socket.socket]) -> float:
     """Let everybody wait, set the key, and count the seconds until everybody has heard of it."""
     setter.send(FORGET)
     hear([setter], 8)
     for line in lines:
         line.send(WAIT)
-    for _ in range(2):  # a server may take what it is sent in any order of connections, but takes all of it in a turn
-        setter.send(PING)
-        hear([setter], 4)
+    settle(setter)
     began = time.monotonic()
     setter.send(WAKE)
     hear(lines, 1)
@@ -80,9 +85,13 @@ def main() -> None:
     port, connections = map(int, sys.argv[1:])
     raise_file_limit()
     answer("ready")
-    setter, lines = connect(port, 1)[0], []
+    setter = connect(port, 1)[0]
+    lines: list[socket.socket] = []
     for order in map(str.strip, sys.stdin):
         if order == "connect":
+            for line in lines:
+                line.close()
+            settle(setter)
             began = time.monotonic()
             lines = connect(port, connections)
             answer(time.monotonic() - began)
