@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.core.model import Phase
+from rallypoint.etcd import estate
 from rallypoint.etcd.board import Board, decode_board
 from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.leading import Word
 from rallypoint.etcd_client import Change, EtcdClient, KeyValue, User
 from tests.etcd.servers import Cluster
 from tests.etcd.servers import Member as EtcdServer
@@ -107,20 +108,25 @@ class Observer:
     def is_empty(self) -> bool:
         return not self.everything()
 
+    def is_quiet(self, for_s: float) -> bool:
+        """Whether nothing of the run changes for so long."""
+        with self.client.watch(self.keys.run, prefix=True) as changes:
+            return changes.get(timeout_s=for_s) is None
+
     def words(self) -> int:
         """How many nodes say something."""
         return len(self.client.range(self.keys.said, prefix=True, keys_only=True).kvs)
 
-    def until_waiting(self, count: int) -> None:
-        """Wait until so many newcomers are known to wait."""
-        until(lambda: (board := self.board()) is not None and board.waiting == count, f"{count} wait")
+    def word(self, node: EtcdNode) -> Word:
+        """What a node said last; an empty word where it says nothing."""
+        found = self.client.range(self.keys.node(f"{node.name}."), prefix=True).kvs
+        said = estate.saying_of(self.keys, found[0]) if found else None
+        return said if isinstance(said, Word) else Word("", b"", 0, 0)
 
-    def until_sealed(self, round_: int) -> None:
-        def is_sealed() -> bool:
-            board = self.board()
-            return board is not None and board.phase is Phase.SEALED and board.round >= round_
-
-        until(is_sealed, f"round {round_} is sealed")
+    def finished(self) -> int:
+        """How many members have finished, as the board has it."""
+        board = self.board()
+        return 0 if board is None else board.finished
 
     def boards(self) -> list[Board]:
         """All boards of the run up to now, on a cluster where nobody compacts."""
@@ -128,9 +134,11 @@ class Observer:
         now = self.client.get(self.keys.board)
         assert now is not None, "there is a board"
         with self.client.watch(self.keys.board, revision=1) as watch:
-            while not found or watch.next_revision <= now.mod_revision:
+            heard = 0
+            while heard < now.mod_revision:
                 change = watch.get(timeout_s=30.0)
                 assert isinstance(change, Change), change
+                heard = change.revision
                 if not change.is_delete:
                     found.append(decode_board(change.value, self.run))
         return found

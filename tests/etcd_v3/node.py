@@ -28,11 +28,12 @@ class EtcdPuppet(Puppet):
 
     def __init__(self) -> None:
         super().__init__()
+        self.member: EtcdMember | None = None
         self._files = ExitStack()
         self._is_recorded = False
 
     def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
-        member = self._member(endpoint, run, nodes, options)
+        member = self.member = self._member(endpoint, run, nodes, options)
         timeout_s = options.get("join_timeout", 40.0)
         say("joins", node=member.view.node.id)
         try:
@@ -106,7 +107,8 @@ class EtcdPuppet(Puppet):
 
     def lease(self) -> None:
         """Wait until the node's lease has been renewed once more."""
-        link: Any = self.here()._member.link
+        assert self.member is not None, "join first"
+        link: Any = self.member.link
         lease = link._lease
         before, pause = lease.renewal.until, threading.Event()
         for _ in range(3000):

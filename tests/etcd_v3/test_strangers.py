@@ -86,9 +86,7 @@ def test_an_etcd_that_starts_late_is_waited_for(stage: EtcdStage, run: str) -> N
         by_rank([a, b])
 
 
-def test_strange_keys_below_a_run_are_no_harm(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
-) -> None:
+def test_strange_keys_below_a_run_are_no_harm(stage: EtcdStage, cluster: Cluster, run: str, observer: Observer) -> None:
     """What nobody of us wrote is no node, no wish and no world."""
     client, keys = observer.client, observer.keys
     client.put(keys.node("ghost.1"), b"\xff not json")
