@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import subprocess
@@ -11,11 +12,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 import rallypoint
-from rallypoint.stores import Limits, StoreError, StoreServer, StoreServerCore, TcpStore, listen, wire
+from rallypoint.stores import (
+    Limits,
+    StoreError,
+    StoreServer,
+    StoreServerCore,
+    TcpStore,
+    connections,
+    listen,
+    readiness,
+    wire,
+)
 from rallypoint.stores.wire import Query
 from tests.stores.conftest import SOON, SOON_S, Crew, Parking, result
 
@@ -36,6 +48,20 @@ def read_to_end(sock: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return data
+
+
+class CrowdedSocket(socket.socket):
+    """A listening socket on a system that has no room for connections, at first."""
+
+    def __init__(self, *, refuses: int, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self._refuses = refuses
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self._refuses -= 1
+        if self._refuses >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
 
 
 @contextmanager
@@ -125,6 +151,88 @@ def test_a_thread_ends_with_its_server(server: StoreServer) -> None:
     assert not thread.is_alive()
     with pytest.raises(ConnectionRefusedError):
         dial(server)
+
+
+def test_a_server_may_end_in_the_middle_of_its_own_turn() -> None:
+    """A store that hosts it may be collected at any moment, in any thread."""
+
+    def stop_and_answer(*_: object) -> bytes:
+        server.stop()
+        return wire.NONCE.pack(1)
+
+    for in_thread in (True, False):
+        server = StoreServer()
+        server.core._answers = (*server.core._answers[: Query.PING], stop_and_answer, *server.core._answers[14:])
+        sock = listen("127.0.0.1")
+        with running_loop() as loop:
+            if in_thread:
+                server.start_in_thread(sock)
+            else:
+                server.start_on(loop, sock)
+            with dial(server) as line:
+                line.sendall(HELLO + PING)
+                assert read_to_end(line) == wire.NONCE.pack(1)
+        if server._thread is not None:
+            server._thread.join(SOON_S)
+        assert sock.fileno() == -1
+
+
+def test_a_server_may_be_told_to_stop_at_any_moment() -> None:
+    """Also when it is just about to notice by itself that it is over."""
+    for _ in range(200):
+        server = StoreServer()
+        server.start_in_thread(listen("127.0.0.1"))
+        with dial(server) as line:
+            line.sendall(HELLO + PING)
+            server.stop()
+            assert read_to_end(line) in (b"", wire.NONCE.pack(1))
+
+
+def test_a_fault_of_ours_costs_one_connection(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    server.core._answers = (*server.core._answers[: Query.PING], fail, *server.core._answers[14:])
+    with dial(server) as good, dial(server) as bad:
+        bad.sendall(HELLO + PING)
+        assert read_to_end(bad) == b""
+        assert "ZeroDivisionError" in caplog.text
+        good.sendall(HELLO + wire.request(Query.COUNT_KEYS))
+        assert good.recv(8, socket.MSG_WAITALL) == wire.NUMBER.pack(0)
+
+
+@pytest.mark.parametrize("kind", [readiness.Readiness, readiness.SelectorReadiness])
+def test_a_server_needs_no_epoll(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "Readiness", kind)
+    server = StoreServer()
+    server.start_in_thread(listen("127.0.0.1"))
+    with TcpStore("127.0.0.1", server.port, timeout=SOON) as store, dial(server) as slow:
+        store.set("large", b"x" * (8 * 1024 * 1024))
+        assert len(store.get("large")) == 8 * 1024 * 1024
+        slow.sendall(HELLO + wire.request(Query.GET, [b"/large"]))
+        slow.shutdown(socket.SHUT_WR)
+        assert store.add("n", 1) == 1  # while most of the other answer waits
+        assert len(read_to_end(slow)) == 8 + 8 * 1024 * 1024
+    server.stop()
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_who_finds_no_room_is_accepted_when_there_is_some(
+    in_thread: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system refuses the first connection a few times; one that was there before is served meanwhile."""
+    monkeypatch.setattr(connections, "_PAUSE_S", 0.05)
+    server = StoreServer()
+    sock = CrowdedSocket(refuses=3, fileno=listen("127.0.0.1").detach())
+    with running_loop() as loop:
+        if in_thread:
+            server.start_in_thread(sock)
+        else:
+            server.start_on(loop, sock)
+        with TcpStore("127.0.0.1", server.port, timeout=SOON) as store:
+            assert store.add("n", 1) == 1
+        server.stop()
+    assert caplog.text.count("Too many open files") == 3
 
 
 # Where ----------------------------------------------------------------------------------------------------------------

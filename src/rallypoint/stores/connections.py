@@ -37,6 +37,8 @@ class Listener:
         self._lines: dict[Session, _Line] = {}
         self.broken: list[tuple[_Line, OSError]] = []
         self._paused_until: float | None = None
+        # The end may come in the middle of a turn: some store that is collected just then may have hosted this one.
+        self._in_turn = self.is_over = False
         self.readiness = Readiness()
         self._when_ready: dict[int, Callable[[int], object]] = {}
         self.watch(sock, self._accept)
@@ -45,11 +47,11 @@ class Listener:
         """What is readable as soon as a turn is due."""
         return self.readiness.fileno()
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Takes turns until it is over, of which it looks after each; then closes everything."""
+    def run(self) -> None:
+        """Takes turns until it `is_over`, and then closes everything.  Another thread may say so, and end the turn."""
         wait_s: float | None = None
         try:
-            while not is_over():
+            while not self.is_over:
                 wait_s = self.turn(wait_s)
         finally:
             self.close()
@@ -59,17 +61,27 @@ class Listener:
 
         Returns after how many seconds the next turn is due even if nobody is ready.
         """
-        for fd, events in self.readiness.poll(wait_s):
-            handle = self._when_ready.get(fd)  # it may have been closed in this very turn
-            if handle is not None:
-                handle(events)
-        while self.broken:
-            line, error = self.broken.pop()
-            line.end(error)
+        self._in_turn = True
+        try:
+            for fd, events in self.readiness.poll(wait_s):
+                handle = self._when_ready.get(fd)  # it may have been closed in this very turn
+                if handle is not None:
+                    handle(events)
+            while self.broken:
+                line, error = self.broken.pop()
+                line.end(error)
+        finally:
+            self._in_turn = False
+        if self.is_over:
+            self.close()
+            return None
         return None if self._paused_until is None else self._resume(self._paused_until)
 
     def close(self) -> None:
-        """Closes the socket and all connections."""
+        """Closes the socket and all connections, if need be at the end of the present turn."""
+        self.is_over = True
+        if self._in_turn or self.readiness.closed:
+            return
         self._sock.close()
         for line in list(self._lines.values()):
             line.end()

@@ -18,6 +18,7 @@ class SelectorReadiness:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self.closed = False
 
     def fileno(self) -> int:
         return self._selector.fileno()
@@ -39,6 +40,7 @@ class SelectorReadiness:
 
     def close(self) -> None:
         self._selector.close()
+        self.closed = True
 
 
 def _selected(events: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rallypoint.stores.errors import StoreError
@@ -92,12 +93,13 @@ class StoreServer:
 
         def run() -> None:
             with ring:
-                listener.run(lambda: self._stopped)
+                listener.run()
 
         self._thread = threading.Thread(target=run, name="rallypoint-store", daemon=True)
         try:
             self._thread.start()
         except BaseException:
+            self._stopped = True
             listener.close()
             ring.close()
             self._alarm.close()
@@ -113,8 +115,10 @@ class StoreServer:
             return
         assert self._thread is not None
         assert self._alarm is not None
+        self._listener.is_over = True
         with self._alarm:
-            self._alarm.send(b"!")
+            with suppress(BrokenPipeError):  # it has noticed by itself, between two turns
+                self._alarm.send(b"!")
             if threading.current_thread() is not self._thread:
                 self._thread.join(_STOP_PATIENCE_S)
 
