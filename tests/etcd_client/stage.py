@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rallypoint.etcd_client import EtcdClient
-from tests.etcd.servers import HOST, Certificates, Cluster, binary
+from tests.etcd.servers import HOST, MEMORY, Certificates, Cluster, binary
 
 SOON_S = 30.0
 
@@ -21,7 +21,7 @@ SOON_S = 30.0
 @contextmanager
 def etcd(version: str = "3.5", size: int = 1, *options: str, tls: bool = False) -> Iterator[Cluster]:
     """A cluster of one's own, with any options of etcd's."""
-    with tempfile.TemporaryDirectory(prefix="etcd-test-") as place:
+    with tempfile.TemporaryDirectory(prefix="etcd-test-", dir=MEMORY) as place:
         cluster = Cluster(Path(place), version, size, Certificates(Path(place)) if tls else None, v2=False)
         for member in cluster.members:
             member.command += options

@@ -159,6 +159,7 @@ class Node(Actor):
     def join(self, endpoint: str, nodes: str | int, run: str = "run", **options: Any) -> None:
         """Join; unless told otherwise, without ever hosting the server itself."""
         given = {"node_name": self.name, "is_host": False, **FAST, **options}
+        given = {name: value for name, value in given.items() if value is not None}
         self.order("join", endpoint=endpoint, run=run, nodes=str(nodes), options=given)
 
     def ask(self, do: str, answer: str, **arguments: Any) -> Event:

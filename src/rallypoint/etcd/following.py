@@ -30,7 +30,7 @@ def notices(view: View, board: Board | None, told: Said | None) -> Iterator[Said
     if isinstance(told, Placed) and world is not None and told.seal_id == world.seal_id != seal_id:
         yield told
         seal_id = told.seal_id
-    elif view.state in _ASKING:
+    elif view.state is State.WAITING:  # a spare has been told what it waits for
         yield KeepWaiting(board.incarnation, world.round if world is not None else 0, board.why)
     if seal_id:
         yield from _of_my_world(view, seal_id, board)

@@ -327,8 +327,10 @@ def _crashes(run: Run, now: float) -> tuple[Crashes, ...]:
 
 def _remark(run: Run, now: float) -> str:
     """What those who wait are told (rule 11)."""
-    if run.phase is Phase.SEALED:
-        return explain.admission(run, now)
+    world = run.current
+    if world is not None:
+        full = world.size >= run.bounds.max or run.ending_started
+        return explain.standing_by(run) if full else explain.admission(run, now)
     return transition.situation(run, now)
 
 
