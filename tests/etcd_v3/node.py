@@ -87,14 +87,28 @@ class EtcdPuppet(Puppet):
         place = self.here()
         while True:
             place.changed.wait()
-            view = place._member.view
             if place._member.is_closed():
                 break
-            assert view.world is not None, "who is told that its world is over had one"
-            seal_id, node = view.world.seal_id, view.node.id
-            events.record("over", place._member.run_id, view.why, seal_id=seal_id, node=node, state=view.state.name)
+            self.over(place)
             self.placed(place.again())
+        self.over(place)
         say("ended", why=place._member.view.why)
+
+    def join_and_live(self, **arguments: Any) -> None:
+        """Join, and go on by oneself."""
+        self.join(**arguments)
+        self.live()
+
+    def over(self, place: Place) -> None:
+        """Write down that this node's world is over, and which."""
+        view = place._member.view
+        assert view.world is not None, "who is told that its world is over had one"
+        details = {"seal_id": view.world.seal_id, "node": view.node.id, "state": view.state.name}
+        events.record("over", place._member.run_id, view.why, **details)
+
+    def withdraw(self) -> None:
+        self.over(self.here())
+        super().withdraw()
 
     def watch(self, place: Place, fence: str) -> None:
         if not self._is_recorded:
@@ -124,8 +138,7 @@ class EtcdPuppet(Puppet):
 
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
-    if "--debug" in sys.argv:
-        logging.getLogger("rallypoint").setLevel(logging.INFO)
+    logging.getLogger("rallypoint").setLevel(logging.INFO)  # the account of a test that fails has it
     puppet = EtcdPuppet()
     say("ready")
     for line in sys.stdin:

@@ -49,12 +49,12 @@ class Scales(EtcdClient):
 
 def write(leading: Leading, draft: Draft) -> Scales:
     """Write as a leader would."""
-    with Scales() as scales:
-        leader = Leader.__new__(Leader)
-        leader._client, leader._keys, leader._shown = scales, Keys("/rallypoint", "run"), 0
-        leader._mine = compare(leader._keys.leader, create_revision=1)
-        leader._write(leading, draft)
-        return scales
+    scales, leader = Scales(), Leader.__new__(Leader)
+    leader._client, leader._keys, leader._shown = scales, Keys("/rallypoint", "run"), 0
+    leader._mine = compare(leader._keys.leader, create_revision=1)
+    leader._write(leading, draft)
+    scales.close()
+    return scales
 
 
 def member(number: int, *, longest: bool) -> Node:
