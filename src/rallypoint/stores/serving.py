@@ -111,7 +111,11 @@ class StoreServerCore:
         return _pack_length(len(value)) + value
 
     def _get(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
-        return self._values(texts, room)
+        key = texts[0]
+        if self._data.size(key) + wire.LENGTH.size > room:
+            return self._values(texts, room)  # which refuses it
+        value = self._data.get(key)
+        return _pack_length(len(value)) + value
 
     def _add(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
         return _pack_number(self._data.add(texts[0], number))

@@ -166,6 +166,20 @@ class RequestReader:
     the client's introduction: from anybody else not a byte is kept.
     """
 
+    __slots__ = (
+        "_at",
+        "_buffer",
+        "_field",
+        "_fields",
+        "_introduced",
+        "_left",
+        "_limits",
+        "_number",
+        "_query",
+        "_size",
+        "_texts",
+    )
+
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buffer = bytearray()
