@@ -194,6 +194,40 @@ def test_a_wait_watches_and_does_not_ask_again(proxy: Proxy, proxied: Any, name:
         waiting.result(SOON_S)
 
 
+def test_what_this_store_wrote_last_is_not_read_before_it_is_replaced(
+    proxy: Proxy, proxied: Any, one_etcd: Cluster, name: str
+) -> None:
+    store, other = (EtcdV2Store(client, f"/stores/{name}", SOON) for client in (proxied, one_etcd.client()))
+    store.check(["key"])
+    asked = proxy.count("GET ")
+    for before, sign in (("", "1"), ("1", "2"), ("2", "3")):
+        assert store.compare_set("key", before, sign) == sign.encode()
+    assert proxy.count("GET ") == asked
+    # Another one has written, the same or something else, or has deleted it: what is there counts.
+    assert other.compare_set("key", "3", "4") == b"4"
+    assert store.compare_set("key", "3", "5") == b"4"
+    assert other.compare_set("key", "4", "3") == b"3"
+    assert store.compare_set("key", "3", "5") == b"5"
+    assert other.delete_key("key")
+    assert store.compare_set("key", "5", "6") == b"5"
+    assert store.compare_set("key", "", "6") == b"6"
+    assert store.compare_set("key", "", "7") == b"6"
+
+
+def test_many_sign_a_roll_at_once_and_nobody_waits_for_another(proxy: Proxy, proxied: Any, name: str) -> None:
+    store = EtcdV2Store(proxied, f"/stores/{name}", SOON)
+    assert store.roll("roll").after(0) == []
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda entry: store.roll("roll").sign(b"%d" % entry), range(40)))
+    assert store.roll("roll").after(0) == sorted((number, b"%d" % entry) for entry, number in enumerate(numbers))
+    assert proxy.count(f"PUT /v2/keys/stores/{name}/_rolls/") == 40
+    assert store.roll("roll").after(max(numbers)) == []
+    proxy.lose_answer_to("PUT", "PUT")
+    last = store.roll("roll").sign(b"once")
+    assert store.roll("roll").after(max(numbers)) == [(last, b"once")]
+    assert store.num_keys() == 0
+
+
 def test_what_etcd_does_not_take_is_refused_in_words(store: EtcdStore) -> None:
     with pytest.raises(StoreError, match=r"the value has 4,194,305 bytes, but etcd takes 4,194,304 at most"):
         store.set("key", b"x" * (LARGEST_VALUE + 1))

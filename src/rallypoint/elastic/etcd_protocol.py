@@ -7,7 +7,7 @@ well.  So that a write can be told from everybody else's after a lost answer, ou
 from __future__ import annotations
 
 import json
-import random
+import secrets
 from typing import Any, NamedTuple
 
 from rallypoint.core.explain import are, nodes
@@ -20,6 +20,9 @@ JOINABLE_TTL_S = 10
 FROZEN_TTL_S = 10
 KEEP_ALIVE_TTL_S = 10
 RUN_TTL_S = 7200
+
+_BLANKS = 48
+_AS_BLANKS = str.maketrans("01", " \t")
 
 State = dict[str, Any]
 
@@ -47,7 +50,7 @@ def read(text: str) -> State:
 
 def written(state: State) -> str:
     """The text of a state, unlike any that was written before."""
-    return json.dumps(state) + "".join(random.SystemRandom().choices(" \t", k=48))
+    return json.dumps(state) + f"{secrets.randbits(_BLANKS):0{_BLANKS}b}".translate(_AS_BLANKS)
 
 
 def set_up() -> Edit:

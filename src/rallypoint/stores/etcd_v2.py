@@ -39,6 +39,7 @@ PAST = frozenset({"delete", "expire", "compareAndDelete"})
 
 # Letters that base64 does not have, and that every decoder of it passes over, torch's among them.
 _MARKS = "-_.~"
+_MARK_LETTERS = 24
 
 
 class EtcdAwayError(StoreError):
@@ -92,7 +93,9 @@ class _UnansweredError(Exception):
 
 def mark() -> str:
     """Letters that make a base64 text unlike any other, without changing what it says."""
-    return "".join(random.SystemRandom().choices(_MARKS, k=24))
+    # The system is asked once: each time that it is, other threads of the process come first.
+    number = secrets.randbits(2 * _MARK_LETTERS)
+    return "".join(_MARKS[number >> 2 * place & 3] for place in range(_MARK_LETTERS))
 
 
 def unmarked(text: str) -> str:

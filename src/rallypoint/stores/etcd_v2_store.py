@@ -31,13 +31,15 @@ from rallypoint.stores.etcd_v2_names import (
     shown,
     summed,
 )
+from rallypoint.stores.etcd_v2_roll import EtcdRoll
 from rallypoint.stores.etcd_v2_watch import EtcdBell, wait_for_event
 
 _LONGEST_PATH = 3500
 """etcd hangs up on a request whose first 4,096 bytes do not hold all of its address."""
 
-_QUEUES = "_queues"
+_QUEUES, _ROLLS = "_queues", "_rolls"
 _CLAIM_TTL_S = 60
+_MOST_REMEMBERED, _LONGEST_REMEMBERED = 64, 1024
 _HISTORY = 900
 """How many events etcd's history of 1,000 is trusted to reach back."""
 _MANY = 16
@@ -61,6 +63,8 @@ class EtcdV2Store(Store):
         self._prefix = "/" + prefix.strip("/")
         self._ttl_s = ttl_s
         self._used = _Used(self._keys, ttl_s) if ttl_s is not None else None
+        self._written: dict[str, str] = {}
+        self._lock = threading.Lock()
         self.set_timeout(DEFAULT_TIMEOUT if timeout is None else timeout)
 
     # Values -----------------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ class EtcdV2Store(Store):
             there[0] = wanted if present is None else present
             return new if present == wanted or (present is None and not wanted) else None
 
-        written = self._edit(as_name(key), edit)
+        written = self._edit(as_name(key), edit, first=wanted)
         return there[0] if written is None else written
 
     def delete_key(self, key: str | bytes) -> bool:
@@ -197,6 +201,10 @@ class EtcdV2Store(Store):
         """Something to wait on for a key, beside something else."""
         return EtcdBell(self._keys, self._path)
 
+    def roll(self, key: str | bytes) -> EtcdRoll:
+        """A roll that many sign at once; it lies beside the values, and is no key."""
+        return EtcdRoll(self._keys, f"{self._prefix}/{_ROLLS}/{as_file(as_name(key))}")
+
     # The rest ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -253,10 +261,16 @@ class EtcdV2Store(Store):
         if self._used is not None:
             self._used.add(paths)
 
-    def _edit(self, name: bytes, edit: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Read, change and write a value, until nobody else has written in between; None where it is to stay."""
+    def _edit(
+        self, name: bytes, edit: Callable[[bytes | None], bytes | None], *, first: bytes | None = None
+    ) -> bytes | None:
+        """Read, change and write a value, until nobody else has written in between; None where it is to stay.
+
+        Where `first` is the only value that would be changed, it is not read if it is nothing, or what this store wrote
+        last: then the write alone tells whether it is so.
+        """
         path, term = self._path(name), self._patience()
-        raw, index = self._raw(path, term)
+        raw, index = self._supposed(path, first) or self._raw(path, term)
         conflicts = 0
         while True:
             new = edit(None if raw is None else decoded(raw, path))
@@ -271,10 +285,30 @@ class EtcdV2Store(Store):
                 swapped = self._keys.swap(path, text, term, index=index, ttl_s=self._ttl_s)
             if swapped.done:
                 self._use(path)
+                if first is not None:
+                    self._remember(path, text)
                 return new
             conflicts += 1
             step_back(conflicts, time.monotonic() - started, term)
             raw, index = self._raw(path, term)  # what stood in the way may be old by now
+
+    def _supposed(self, path: str, value: bytes | None) -> tuple[str | None, int | None] | None:
+        """How etcd would hold this value of a key, where that is known without asking."""
+        if value is None:
+            return None
+        raw = self._written.get(path)
+        if raw is not None:
+            return (raw, None) if decoded(raw, path) == value else None
+        return None if value else (None, None)
+
+    def _remember(self, path: str, raw: str) -> None:
+        """What this store wrote last, of the keys that it wrote last, where that is short: signs of life are."""
+        with self._lock:
+            self._written.pop(path, None)
+            if len(raw) <= _LONGEST_REMEMBERED:
+                self._written[path] = raw
+            if len(self._written) > _MOST_REMEMBERED:
+                del self._written[next(iter(self._written))]
 
     def _raw(self, path: str, term: Term) -> tuple[str | None, int | None]:
         node = self._keys.read(path, term).node
