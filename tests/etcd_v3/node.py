@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import threading
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from rallypoint.errors import RendezvousError
 from rallypoint.etcd import leader
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient, Tls, User
+from rallypoint.etcd_client.conductor import Watcher
+from rallypoint.etcd_client.hub import _hubs as hubs
 from rallypoint.membership.member import this_node
 from tests.faults.node import Puppet, obey, say
 
@@ -130,6 +133,24 @@ class EtcdPuppet(Puppet):
                 break
             pause.wait(0.02)
         say("renewed", lost=lease.lost.is_set(), gained=lease.renewal.until > before)
+
+    def confess(self) -> None:
+        """What its threads do, and where its watches stand: for the account of a test that fails."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = {
+            names.get(ident) or str(ident): [
+                f"{frame.name}:{frame.lineno}" for frame in traceback.extract_stack(top)[-5:]
+            ]
+            for ident, top in sys._current_frames().items()
+        }
+        watches: list[str] = []
+        for hub, _ in hubs.values():
+            watcher = hub.part(Watcher)
+            at = watcher._stream.endpoint if watcher._stream is not None else "nowhere"
+            for watched in watcher._book.watches:
+                held = watcher._mailboxes[watched].items.qsize()
+                watches.append(f"{watched.key!r} {watched.phase.name} next {watched.next_revision} {held} held at {at}")
+        say("confessed", stacks=stacks, watches=watches)
 
     def give_up(self) -> None:
         """Leave as somebody whose worker has failed."""

@@ -119,7 +119,7 @@ def test_the_answer_to_a_finish_is_lost(stage: EtcdStage, run: str, proxy: Forge
 def test_the_answer_to_a_withdrawal_is_lost(stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer) -> None:
     """Whoever leads heard it from the leaver itself, and needs no lease to end."""
     a, b, c = stage.nodes("a", "b", "c")
-    a.join(shared("3.5").endpoints, "2:3", run)
+    a.join(shared("3.5").endpoints, "2:3", run, last_call_timeout=30.0)
     assert observer.leading([a]) is a
     c.join(shared("3.5").endpoints, "2:3", run)
     b.join(proxy.endpoint, "2:3", run, lease_ttl=60)

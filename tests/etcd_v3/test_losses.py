@@ -18,7 +18,7 @@ def form(stage: EtcdStage, cluster: Cluster, run: str, *names: str, nodes: str) 
     """A world of these nodes."""
     made = stage.nodes(*names)
     for node in made:
-        node.join(cluster.endpoints, nodes, run)
+        node.join(cluster.endpoints, nodes, run, last_call_timeout=30.0)
     by_rank(made, round=1, size=len(names))
     return made
 

@@ -32,7 +32,7 @@ def form(stage: EtcdStage, endpoints: str, run: str, **options: object) -> list[
     """A world of three that could take a fourth."""
     nodes = stage.nodes("a", "b", "c")
     for node in nodes:
-        node.join(endpoints, "2:4", run, **{"lease_ttl": TTL_S, **options})
+        node.join(endpoints, "3:4", run, **{"lease_ttl": TTL_S, **options})
     by_rank(nodes, round=1)
     return nodes
 
@@ -40,7 +40,7 @@ def form(stage: EtcdStage, endpoints: str, run: str, **options: object) -> list[
 def grow(stage: EtcdStage, endpoints: str, run: str, nodes: list[EtcdNode], round_: int = 2, **options: object) -> None:
     """A newcomer joins, and all of them meet in the next round."""
     new = stage.node("new")
-    new.join(endpoints, "2:4", run, **{"lease_ttl": TTL_S, **options})
+    new.join(endpoints, "3:4", run, **{"lease_ttl": TTL_S, **options})
     for node in nodes:
         node.changed()
         assert node.waiting() == 1, node.account()
@@ -116,7 +116,7 @@ def test_a_member_is_stopped(stage: EtcdStage, run: str, who: int, version: str)
         for node in nodes:
             node.order("live")
         new = stage.node("new")
-        new.join(cluster.endpoints, "2:4", run, lease_ttl=TTL_S)
+        new.join(cluster.endpoints, "3:4", run, lease_ttl=TTL_S)
         for node in nodes:
             node.placed(size=4)
         fences = {node.heard("placed")[-1]["fence"] for node in [*nodes, new]}
@@ -133,7 +133,7 @@ def test_etcd_is_compacted_while_everybody_watches(stage: EtcdStage, run: str, v
         new = stage.node("new")
         for node in rest:
             node.pause()
-        new.join(cluster.endpoints, "2:4", run, lease_ttl=TTL_S)
+        new.join(cluster.endpoints, "3:4", run, lease_ttl=TTL_S)
         leader.changed()
         revision = observer.client.put("elsewhere", "x").revision
         observer.client.compact(revision)
@@ -170,10 +170,10 @@ def test_a_full_database_says_what_to_do_and_the_run_goes_on_once_it_is_done(sta
     with etcd("3.5", 3, "--quota-backend-bytes", "2000000") as cluster, observing(cluster.endpoints, run) as observer:
         a, b, c, new = stage.nodes("a", "b", "c", "new")
         for node in (a, b, c):
-            node.join(cluster.endpoints, "2:4", run)
+            node.join(cluster.endpoints, "2:3", run, last_call_timeout=30.0)
         by_rank([a, b, c])
         etcdctl_fill(observer)
-        new.join(cluster.endpoints, "2:4", run, join_timeout=2.0)
+        new.join(cluster.endpoints, "2:3", run, join_timeout=2.0)
         said = new.failed("RendezvousTimeoutError")
         assert "cannot be reached" not in said
         for words in ("quota", "`etcdctl compact`", "`etcdctl defrag`", "`etcdctl alarm disarm`"):

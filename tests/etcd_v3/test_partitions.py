@@ -103,7 +103,7 @@ def test_a_minority_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, versi
     with town(tmp_path, version) as place:
         nodes: list[EtcdNode] = [stage.node(f"n{number}", before=place.hosts[number]) for number in range(3)]
         for number, node in enumerate(nodes):
-            node.join(place.near(number), "2:3", run, lease_ttl=TTL_S)
+            node.join(place.near(number), "2:3", run, lease_ttl=TTL_S, last_call_timeout=30.0)
         by_rank(nodes, round=1)
         # A member that only the other members have lost: nodes go to those.
         lonely = next(number for number in range(3) if number != place.leader())

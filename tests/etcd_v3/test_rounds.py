@@ -73,10 +73,20 @@ class Crowd:
     def is_beyond(self, round_: int, nodes: list[EtcdNode]) -> bool:
         return all(self.place(node)["round"] > round_ for node in nodes)
 
+    def account(self) -> str:
+        """What every node has to say, and what is in etcd."""
+        with observing(self.cluster.endpoints, self.run) as observer:
+            found = observer.client.range(observer.keys.run, prefix=True)
+            keys = [f"{kv.key.decode()} {kv.create_revision}..{kv.mod_revision}" for kv in found.kvs]
+            state = f"revision {found.revision}: {keys}; {observer.board()}; led by {observer.leader()}"
+        for node in self.alive:
+            node.ask("confess", "confessed")
+        return "\n\n".join([state, *(f"{node.name} {node.account()}" for node in self.alive)])
+
     def is_together(self) -> bool:
         """Whether all who live are in one world, and nobody else is."""
         for node in self.alive:
-            assert not node.heard("error"), "\n\n".join(f"{other.name} {other.account()}" for other in self.alive)
+            assert not node.heard("error"), self.account()
             if len(node.heard("placed")) == self.before[node.name]:
                 return False
         places = [self.place(node) for node in self.alive]
@@ -203,3 +213,30 @@ def told_closed(crowd: Crowd, observer: Observer) -> None:
     board = observer.board()
     assert board is not None
     assert board.ended is not None
+
+
+def event(kind: str, **details: Any) -> Event:
+    return {"kind": kind, "details": details}
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    """Each record that it lets pass with one thing changed is caught."""
+
+    def placed(seal_id: str, round_: int, rank: int, node: str) -> Event:
+        return event("placed", seal_id=seal_id, round=round_, rank=rank, size=2, node=node)
+
+    sealed = event("sealed", seal_id="s1", round=1, members=["a", "b"])
+    good = {"a": [sealed, placed("s1", 1, 0, "a"), event("over", seal_id="s1")], "b": [placed("s1", 1, 1, "b")]}
+    check(good)
+    more_of_a = {
+        "holds two worlds": [sealed, placed("s1", 1, 0, "a"), placed("s2", 2, 0, "a")],
+        "rounds only grow": [*good["a"], placed("s0", 0, 0, "a")],
+        "has two worlds": [*good["a"], event("broken", seal_id="s9", round=1)],
+        "a world is sealed once": [sealed, sealed],
+        "a rank given twice": [sealed, placed("s1", 1, 1, "a")],
+        "that it is not in": [sealed, placed("s1", 1, 0, "a"), event("over", seal_id="s7")],
+        "a world has one round": [*good["a"], placed("s1", 2, 0, "a")],
+    }
+    for complaint, events in more_of_a.items():
+        with pytest.raises(AssertionError, match=complaint):
+            check({**good, "a": events})

@@ -191,7 +191,8 @@ class Leader:
             self._write(leading, draft)
             leading.written(draft, time.monotonic())
             for turn in leading.turns:
-                log.info("run %r: %s", self._run_id, turn.why)
+                if turn.why:
+                    log.info("run %r: %s", self._run_id, turn.why)
                 recording.tell(self._run_id, turn.before, turn.after, turn.why, turn.losses, turn.leave)
             leading.turns.clear()
             self._bury()

@@ -309,6 +309,7 @@ class EtcdLink:
         message = msgspec.structs.replace(message, node=node)
         put = put_op(self._keys.node(node.id), codec.encode_message(message), lease=lease.id)
         self._said_at = self._say_and_lead(lease, [put])
+        self._hear()  # what those who wait are told is known already
         self._reading.begin(node.id, self._said_at + 1, in_doubt=self._in_doubt)
         self._in_doubt = False
 

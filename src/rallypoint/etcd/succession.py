@@ -10,6 +10,9 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leader import Leader
 from rallypoint.etcd_client import EtcdClient, Lease, Resync, Watch
 
+_PAUSE_S = 0.5
+"""How long a leader that could not lead pauses before it tries again."""
+
 
 class Succession:
     """One node's part in it.  For one thread."""
@@ -32,7 +35,8 @@ class Succession:
     def is_vacant(self, lease: Lease, *, named: bool) -> bool:
         """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`."""
         if self._leader is not None and self._leader.is_over:
-            self._leader, self.look_at = None, 0.0
+            # Either somebody else leads, or this node could not and is not asked to try again in a hurry.
+            self._leader, self.look_at = None, time.monotonic() + _PAUSE_S
         if self._leader is not None:
             self.rest(lease.ttl_s)
             return False
