@@ -42,8 +42,11 @@ def test_an_agent_that_is_stopped_does_not_stop_the_others(job: Job) -> None:
 
 
 def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None:
-    (bad,) = job.start("bad", "2", script=(WORKER, "--exit", "3"), max_restarts=0)
+    fail = job.folder / "fail"
+    (bad,) = job.start("bad", "2", script=(WORKER, "--until", str(fail), "--exit", "3"), max_restarts=0)
     (good,) = job.start("good", "2", script=(WORKER, "--until", str(job.stop_file)))
+    good.expect("started", world_size=2)
+    fail.touch()
     assert bad.exit_code() == 1
     # Its worker runs on, as nothing is wrong with it; a third agent is told at once that the run is over.
     (late,) = job.start("late", "2", script=(WORKER,))
@@ -56,10 +59,12 @@ def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None
 
 @pytest.mark.parametrize(("nnodes", "options"), [("1:2", {}), ("2", {"on_give_up": "wait"})], ids=["min<max", "wait"])
 def test_who_gives_up_where_others_can_go_on_leaves_alone(job: Job, nnodes: str, options: dict[str, str]) -> None:
-    script = (WORKER, "--until", str(job.stop_file))
+    script, fail = (WORKER, "--until", str(job.stop_file)), job.folder / "fail"
     (good,) = job.start("good", nnodes, script=script, options=options)
-    (bad,) = job.start("bad", nnodes, script=(WORKER, "--exit", "3"), options=options, max_restarts=0)
+    failing = (WORKER, "--until", str(fail), "--exit", "3")
+    (bad,) = job.start("bad", nnodes, script=failing, options=options, max_restarts=0)
     good.expect("started", world_size=2)
+    fail.touch()
     assert bad.exit_code() == 1
     if nnodes == "2":
         (fresh,) = job.start("fresh", nnodes, script=script, options=options)
