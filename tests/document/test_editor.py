@@ -287,3 +287,32 @@ def test_who_has_just_looked_looks_again_with_the_next_beat(stage: Stage) -> Non
     a.editor.look({}, now + 0.05)
     assert a.editor.must_beat(now + FAST.heartbeat_interval_s)
     assert a.editor.must_look(now + FAST.heartbeat_interval_s)
+
+
+def test_who_was_given_up_while_it_waited_comes_back_under_another_name() -> None:
+    stage = Stage(with_store=True)
+    a, b = stage.join("a", "b", nodes=(3, 3))
+    stage.until(lambda: {"a.1", "b.1"} == set(a.editor.run.queue))
+    b.is_paused = True
+    stage.until(lambda: {"a.1"} == set(a.editor.run.queue), 10.0)
+    b.is_paused = False
+    stage.until(lambda: b.view.state is State.FENCED, 2.0)
+    assert b.view.why == "it was silent for too long, and given up"
+    writes = stage.paper.writes
+    stage.pass_time(10.0)
+    assert stage.paper.writes == writes
+
+
+def test_who_was_given_up_closes_the_run_and_is_not_counted_in_it() -> None:
+    stage = Stage(with_store=True)
+    nodes = stage.join("a", "b", "c", nodes=(2, 3))
+    stage.until(lambda: hold_one_world(*nodes))
+    a, b, c = sorted(nodes, key=lambda node: node.rank or 0)
+    c.is_paused = True
+    stage.until(lambda: a.view.state is b.view.state is State.BROKEN)
+    c.is_paused = False
+    c.editor.close()
+    stage.until(lambda: {node.view.state for node in nodes} == {State.CLOSED}, 5.0)
+    writes = stage.paper.writes
+    stage.pass_time(5.0)
+    assert stage.paper.writes == writes
