@@ -9,6 +9,9 @@ import random
 
 import pytest
 
+from rallypoint.core.events import Left
+from rallypoint.core.model import Ending
+from rallypoint.etcd.leading import message_of
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, undisturbed, until
 from tests.etcd_v3.test_campaign import check_boards
@@ -126,6 +129,31 @@ def test_a_node_that_is_stopped_for_less_than_its_lease_loses_nothing(
     renewed([b])
     a.resume()
     undisturbed([a, b])
+
+
+def test_who_has_finished_stays_so_for_the_next_leader(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """The leader is stopped while a member finishes, and never heard of it: its successor finds the word in etcd."""
+    nodes = form(stage, cluster, run, "a", "b", "c", nodes="1:3")
+    leader = observer.leading(nodes)
+    quitter, last = (node for node in nodes if node is not leader)
+    leader.pause()
+    # If it has rank 0, it stays for the others.
+    quitter.order("finish")
+    until(lambda: isinstance(message_of(observer.word(quitter)), Left), "it is written down")
+    leader.kill()
+    last.changed()
+    last.again()
+    last.placed(round=2, size=1)
+    assert observer.finished() == 1
+    last.order("finish")
+    for node in (last, quitter):
+        assert node.expect("left")["done"]
+    board = observer.board()
+    assert board is not None
+    assert board.ended is not None
+    assert board.ended.ending is Ending.SUCCEEDED
 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 20))])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import Cluster, Member
 from tests.etcd_client.stage import etcd
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, observing, until
@@ -62,6 +63,15 @@ class Crowd:
             self.down.start()
             self.down.wait()
             self.down = None
+            until(self.agree, "the members of etcd agree on what was written", PATIENCE_S)
+
+    def agree(self) -> bool:
+        """Whether all members of etcd count the same revision: what a watch that moves to another one stands on."""
+        revisions = set()
+        for member in self.cluster.members:
+            with EtcdClient(member.endpoint, timeout_s=10.0) as client:
+                revisions.add(client.range("x", serializable=True).revision)
+        return len(revisions) == 1
 
     @property
     def round(self) -> int:
