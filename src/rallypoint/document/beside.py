@@ -4,13 +4,13 @@ So heartbeats do not rewrite the document, many who join at once are taken in wi
 woken instead of asking again and again.  Nothing here is needed for the document to be right: where the store is not
 one and the same for all nodes, everything goes into the document.
 
-Any store with c10d's `set`, `add`, `check` and `compare_set` will do.  A key is read by comparing it with what it never
+Any store with c10d's `set`, `add`, `check` and `compare_set` will do; one may bring a roll, which many sign at once.  A key is read by comparing it with what it never
 is, because `get` would wait for a key that is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rallypoint.core import codec
@@ -44,6 +44,9 @@ class Beside:
         """Make the place of a new document; whether the store can do all that is needed."""
         key = f"{self._start}/{nonce}/open"
         try:
+            if self._roll(nonce) is not None:
+                self._store.set(key, "open")
+                return True
             self._store.compare_set(key, "", "open")
             self._store.add(self._count(nonce), 0)
             return bool(self._store.check([key])) and self._peek(key) == b"open"
@@ -100,30 +103,36 @@ class Beside:
             raise _away(exc) from exc
         return there == mark
 
-    def say(self, nonce: str, message: Message) -> int:
-        """Announce something; the number that it stands under."""
+    def say(self, nonce: str, message: Message, folded: int) -> tuple[int, Sequence[int]]:
+        """Announce something; the number that it stands under, and those before it that were not taken in yet."""
+        data = codec.encode_message(message)
         try:
+            roll = self._roll(nonce)
+            if roll is not None:
+                ticket = int(roll.sign(data))
+                return ticket, [number for number, _ in roll.after(folded) if number < ticket]
             ticket = int(self._store.add(self._count(nonce), 1))
-            self._store.set(self._said(nonce, ticket), codec.encode_message(message))
+            self._store.set(self._said(nonce, ticket), data)
         except FAILURES as exc:
             raise _away(exc) from exc
-        return ticket
+        return ticket, range(folded + 1, ticket)
 
     def pending(self, nonce: str, folded: int, gaps: Iterable[int]) -> Heard:
         """What was announced and not taken in yet; what makes no sense is passed over."""
         messages: list[Message] = []
         missing: list[int] = []
         try:
+            roll = self._roll(nonce)
+            if roll is not None:
+                entries = roll.after(folded)
+                return Heard(list(_understood(data for _, data in entries)), entries[-1][0] if entries else folded)
             last = min(int(self._store.add(self._count(nonce), 0)), folded + MOST_AT_ONCE)
             for ticket in (*gaps, *range(folded + 1, last + 1)):
                 data = self._peek(self._said(nonce, ticket))
                 if data is None:
                     missing.append(ticket)
                     continue
-                try:
-                    messages.append(codec.decode_message(data))
-                except RendezvousStateError:
-                    continue
+                messages += _understood([data])
         except FAILURES as exc:
             raise _away(exc) from exc
         return Heard(messages, last, tuple(missing))
@@ -145,12 +154,17 @@ class Beside:
     def tidy(self, nonce: str, first: int, last: int, epoch: int) -> None:
         """Delete what nobody needs any more: announcements that were taken in, a bell that nobody waits for."""
         try:
-            for ticket in range(first, last + 1):
-                self._store.delete_key(self._said(nonce, ticket))
+            if self._roll(nonce) is None:  # what stands on a roll is forgotten by itself
+                for ticket in range(first, last + 1):
+                    self._store.delete_key(self._said(nonce, ticket))
             if epoch > 0:
                 self._store.delete_key(self.bell_key(nonce, epoch))
         except (*CANNOT, *FAILURES):
             return
+
+    def _roll(self, nonce: str) -> Any | None:
+        """Where all announcements stand, in a store that brings such a thing: a counter is written by one at a time."""
+        return self._store.roll(self._count(nonce)) if hasattr(self._store, "roll") else None
 
     def _count(self, nonce: str) -> str:
         return f"{self._start}/{nonce}/said"
@@ -165,6 +179,15 @@ class Beside:
         value = self._store.compare_set(key, _NEVER, _NEVER)
         data = value.encode() if isinstance(value, str) else bytes(value)
         return None if data == _NEVER.encode() else data
+
+
+def _understood(said: Iterable[bytes]) -> Iterator[Message]:
+    """The messages that make sense."""
+    for data in said:
+        try:
+            yield codec.decode_message(data)
+        except RendezvousStateError:  # noqa: PERF203  # each by itself
+            continue
 
 
 def _text(value: bytes | str) -> str:

@@ -69,8 +69,9 @@ class Cycle:
         yield from self._look()
         plan = editor.plan(self._clock())
         if plan.say is not None and editor.page is not None:
-            ticket = yield partial(self._beside.say, editor.page.nonce, plan.say)
-            editor.said(ticket, self._clock())
+            page = editor.page
+            ticket, ahead = yield partial(self._beside.say, page.nonce, plan.say, page.folded)
+            editor.said(ticket, ahead, self._clock())
             # Others may have come first meanwhile, and may be at it.
             return 0.0
         if plan.write is None:

@@ -7,7 +7,7 @@ of only once it stands.  Whoever brings the IO calls `read`, then `plan`, and sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -55,6 +55,7 @@ class Editor:
         self._due_since: float | None = None
         self._settled: tuple[Page | None, View, float | None] = (None, view, None)
         self._ticket: int | None = None
+        self._ahead: Sequence[int] = ()
         self._said_at = 0.0
 
     # What the node wants ------------------------------------------------------------------------------------------
@@ -191,9 +192,9 @@ class Editor:
 
     # Announcements ------------------------------------------------------------------------------------------------
 
-    def said(self, ticket: int, now: float) -> None:
+    def said(self, ticket: int, ahead: Sequence[int], now: float) -> None:
         """What the plan wanted to be said stands beside the document, under this number."""
-        self._ticket, self._said_at = ticket, now
+        self._ticket, self._ahead, self._said_at = ticket, ahead, now
 
     # The decision -------------------------------------------------------------------------------------------------
 
@@ -311,10 +312,10 @@ class Editor:
         return min(due, default=now)
 
     def _own_turn(self, now: float) -> float:
-        if self._ticket is None or self.page is None:
+        if self._ticket is None or self.page is None or self._ticket <= self.page.folded:
             return now
-        before = self._ticket - self.page.folded - 1
-        return self._said_at + min(before * TICKET_TURN_S, LONGEST_TICKET_TURN_S) if before >= 0 else now
+        before = sum(ticket > self.page.folded for ticket in self._ahead)
+        return self._said_at + min(before * TICKET_TURN_S, LONGEST_TICKET_TURN_S)
 
     def _edit(self, base: Run, step: Step, heard: Heard | None) -> Plan:
         desired = step.run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import threading
 import time
@@ -59,7 +60,7 @@ class DocumentMember:
         self._left = False
         self._closed_run = False
         view = View(node=node, bounds=bounds, settings=settings)
-        self._editor = Editor(run_id, view, _mint, has_store=store is not None)
+        self._editor = Editor(run_id, view, _minting(), has_store=store is not None)
         self.heart = Heart(self._editor, backend, store)
         # The thread does not hold the member: one that nobody holds any more falls silent, and is given up.
         weakref.finalize(self, self.heart.abandon).atexit = False
@@ -213,6 +214,12 @@ class DocumentMember:
 def fresh_identity(node: Node) -> Node:
     """The same process under a new identity."""
     return msgspec.structs.replace(node, id=f"{node.name}.{_mint()}")
+
+
+def _minting() -> Callable[[], str]:
+    """Gives fresh random texts by a seed of its own: an editor needs one with every look, and the system is slow to ask."""
+    chance = random.Random(secrets.randbits(256))
+    return lambda: f"{chance.getrandbits(48):012x}"
 
 
 def _mint() -> str:

@@ -94,6 +94,10 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
         """Whether there are `append`, `multi_get` and `multi_set`."""
         return True
 
+    def roll(self, key: Any) -> Any:
+        """A roll that many sign at once, where the other store has such a thing; else None."""
+        return self.underlying.roll(key) if hasattr(self.underlying, "roll") else None
+
     @property
     def host(self) -> str:
         """The host of the server that is asked."""
