@@ -156,6 +156,29 @@ def test_who_has_finished_stays_so_for_the_next_leader(
     assert board.ended.ending is Ending.SUCCEEDED
 
 
+def test_a_world_that_is_over_when_it_is_heard_of_is_a_place_all_the_same(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """A node hears of its world and of its end in one breath: it joins again, and does not wait for what has been."""
+    a, b, late = stage.nodes("a", "b", "late")
+    a.join(cluster.endpoints, "2:3", run, last_call_timeout=30.0)
+    assert observer.leading([a]) is a
+    late.join(cluster.endpoints, "2:3", run, lease_ttl=60)
+    until(lambda: observer.words() == 2, "it has joined")
+    late.pause()
+    b.join(cluster.endpoints, "2:3", run)
+    for node in (a, b):
+        node.placed(round=1, size=3)
+    b.ask("withdraw", "left")
+    a.changed()
+    a.again()
+    late.resume()
+    late.placed(round=1, size=3)
+    assert late.changed()["why"] == "b withdrew: RuntimeError('told to')"
+    late.again()
+    by_rank([a, late], round=2, size=2)
+
+
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 20))])
 def test_a_leader_is_killed_at_any_moment_of_a_round(
     stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, seed: int

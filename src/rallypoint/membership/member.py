@@ -27,6 +27,8 @@ from rallypoint.membership.round_store import Offer, RoundStore, Serve, serve_he
 from rallypoint.stores.errors import StoreError
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
+_PLACED = (State.HOLDS, State.BROKEN)
+"""A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
 
 
 class Member:
@@ -213,7 +215,7 @@ class Member:
         def is_settled(view: View) -> bool:
             if self.link.refusal is not None:
                 return True
-            if view.state is State.HOLDS:
+            if view.state in _PLACED:
                 return view.world is not before
             return view.state in (State.CLOSED, State.REFUSED, State.FENCED)
 
@@ -224,7 +226,7 @@ class Member:
 
     def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
         view, link = self.view, self.link
-        if settled and view.state is State.HOLDS and view.world is not None:
+        if settled and view.state in _PLACED and view.world is not None:
             return view.world
         if link.refusal is not None:
             raise RendezvousConnectionError(f"run {self.run_id!r} cannot be joined at {link.where()}: {link.refusal}")
