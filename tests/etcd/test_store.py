@@ -222,6 +222,7 @@ def test_many_sign_a_roll_at_once_and_nobody_waits_for_another(proxy: Proxy, pro
     assert store.roll("roll").after(0) == sorted((number, b"%d" % entry) for entry, number in enumerate(numbers))
     assert proxy.count(f"PUT /v2/keys/stores/{name}/_rolls/") == 40
     assert store.roll("roll").after(max(numbers)) == []
+    assert store.roll("another").after(0) == []
     proxy.lose_answer_to("PUT", "PUT")
     last = store.roll("roll").sign(b"once")
     assert store.roll("roll").after(max(numbers)) == [(last, b"once")]

@@ -4,8 +4,8 @@ So heartbeats do not rewrite the document, many who join at once are taken in wi
 woken instead of asking again and again.  Nothing here is needed for the document to be right: where the store is not
 one and the same for all nodes, everything goes into the document.
 
-Any store with c10d's `set`, `add`, `check` and `compare_set` will do; one may bring a roll, which many sign at once.  A key is read by comparing it with what it never
-is, because `get` would wait for a key that is missing.
+Any store with c10d's `set`, `add`, `check` and `compare_set` will do; it may bring a roll that many sign at once.  A key
+is read by comparing it with what it never is, because `get` would wait for a key that is missing.
 """
 
 from __future__ import annotations

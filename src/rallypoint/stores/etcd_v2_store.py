@@ -203,7 +203,7 @@ class EtcdV2Store(Store):
 
     def roll(self, key: str | bytes) -> EtcdRoll:
         """A roll that many sign at once; it lies beside the values, and is no key."""
-        return EtcdRoll(self._keys, f"{self._prefix}/{_ROLLS}/{as_file(as_name(key))}")
+        return EtcdRoll(self._keys, f"{self._prefix}/{_ROLLS}", as_name(key))
 
     # The rest ---------------------------------------------------------------------------------------------------------
 
