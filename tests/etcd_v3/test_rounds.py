@@ -27,8 +27,9 @@ Event = dict[str, Any]
 class Crowd:
     """Nodes that join again by themselves, and come back when they are killed."""
 
-    def __init__(self, stage: EtcdStage, cluster: Cluster, run: str, folder: Path) -> None:
+    def __init__(self, stage: EtcdStage, cluster: Cluster, run: str, folder: Path, *, kills_members: bool) -> None:
         self.stage, self.cluster, self.run, self.folder = stage, cluster, run, folder
+        self.kills_members = kills_members
         self.alive: list[EtcdNode] = []
         self.down: Member | None = None
         self.count = 0
@@ -56,6 +57,19 @@ class Crowd:
     def kill(self, node: EtcdNode) -> None:
         node.kill()
         self.alive.remove(node)
+
+    def end(self, member: Member) -> None:
+        """Kill a member of etcd.
+
+        etcd 3.5.0 to 3.5.2 lose what they have applied when they are killed, and count other revisions than the other
+        members from then on: what is written there is in no watch that moves over.  They are told to end in order.
+        """
+        assert member.process is not None, "one at a time is down"
+        if not self.kills_members:
+            member.process.terminate()
+            member.process.wait()
+        member.kill()
+        self.down = member
 
     def restore(self) -> None:
         """The member of etcd that was killed comes back."""
@@ -128,8 +142,7 @@ def play(crowd: Crowd, seed: int, rounds: int) -> dict[str, int]:
             node.resume()
         else:
             crowd.restore()
-            crowd.down = chance.choice(crowd.cluster.members)
-            crowd.down.kill()
+            crowd.end(chance.choice(crowd.cluster.members))
         if len(crowd.alive) < CROWD and chance.random() < 0.7:
             crowd.arrive(CROWD - len(crowd.alive))
         if chance.random() < 0.7:
@@ -205,7 +218,7 @@ def test_rounds_under_random_kills(
     stage: EtcdStage, run: str, tmp_path: Path, version: str, seed: int, rounds: int
 ) -> None:
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        crowd = Crowd(stage, cluster, run, tmp_path)
+        crowd = Crowd(stage, cluster, run, tmp_path, kills_members=version != "3.5")
         done = play(crowd, seed, rounds)
         assert done["kill"] >= rounds / 20
         assert done["member"] >= 1
