@@ -220,7 +220,9 @@ class Link:
                 except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
                     self._failed(exc)
                 await asyncio.sleep(random.uniform(pause / 2, pause))
-                pause = min(pause * 2, self.view.settings.reconnect_backoff_s)
+                # Who pauses for longer than it is waited for would be lost with every outage.
+                settings = self.view.settings
+                pause = min(pause * 2, settings.reconnect_backoff_s, settings.heartbeat_timeout_s / 3)
         finally:
             beat.cancel()
             self._task = None
