@@ -40,9 +40,10 @@ class Forgetful(Proxy):
 
 
 @pytest.fixture
-def proxy() -> Iterator[Forgetful]:
+def proxy(stage: EtcdStage) -> Iterator[Forgetful]:
     proxy = Forgetful(shared("3.5").members[0].port)
     yield proxy
+    stage.end()  # nobody comes to it any more
     proxy.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.etcd_client import User
 from tests.etcd.servers import VERSIONS, Member
-from tests.etcd_client.stage import enable_users, etcd, etcdctl
+from tests.etcd_client.stage import enable_users, etcd, etcdctl, proxy_to
 from tests.etcd_v3.harness import (
     EtcdNode,
     EtcdStage,
@@ -116,35 +116,52 @@ def test_a_member_is_stopped(stage: EtcdStage, run: str, who: int, version: str)
         for node in nodes:
             node.order("live")
         new = stage.node("new")
-        new.join(cluster.endpoints, "3:4", run, lease_ttl=TTL_S)
-        for node in nodes:
-            node.placed(size=4)
-        fences = {node.heard("placed")[-1]["fence"] for node in [*nodes, new]}
-        assert len(fences) == 1
+        options = {"node_name": "new", "lease_ttl": TTL_S}
+        new.order("join_and_live", endpoint=cluster.endpoints, run=run, nodes="3:4", options=options)
+        until(lambda: is_one_world([*nodes, new]), "all of them are in one world")
 
 
-@pytest.mark.parametrize("version", [VERSIONS[0]])
-def test_etcd_is_compacted_while_everybody_watches(stage: EtcdStage, run: str, version: str) -> None:
-    """All watches are behind the compaction when they come back: they read anew, and nothing is missed."""
-    with etcd(version, 1) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run)
-        leader = observer.leading(nodes)
-        rest = [node for node in nodes if node is not leader]
-        new = stage.node("new")
-        for node in rest:
+def is_one_world(nodes: list[EtcdNode]) -> bool:
+    """Whether these nodes, and nobody else, are in one world."""
+    places = [node.heard("placed")[-1:] for node in nodes]
+    return all(places) and {(place["fence"], place["size"]) for (place,) in places} == {
+        (places[0][0]["fence"], len(nodes))
+    }
+
+
+@pytest.mark.parametrize("who", ["the leader", "the others"])
+def test_etcd_is_compacted_before_a_watch_comes_back(stage: EtcdStage, run: str, who: str) -> None:
+    """What it needs next is gone from the history: it is read anew, and nothing is missed."""
+    with (
+        etcd("3.4", 1) as cluster,
+        proxy_to(cluster.members[0].port) as proxy,
+        observing(cluster.endpoints, run) as observer,
+    ):
+        a, b, c, new = stage.nodes("a", "b", "c", "new")
+        ways = {True: proxy.endpoint, False: cluster.endpoint}
+        a.join(ways[who == "the leader"], "3:4", run, lease_ttl=30)
+        assert observer.leading([a]) is a
+        for node in (b, c):
+            node.join(ways[who == "the others"], "3:4", run, lease_ttl=30)
+        by_rank([a, b, c])
+        away = [a] if who == "the leader" else [b, c]
+        for node in away:
             node.pause()
-        new.join(cluster.endpoints, "3:4", run, lease_ttl=TTL_S)
-        leader.changed()
-        revision = observer.client.put("elsewhere", "x").revision
-        observer.client.compact(revision)
-        for node in rest:
+        proxy.cut()
+        new.join(cluster.endpoint, "3:4", run)
+        until(lambda: observer.words() == 4, "it has joined")
+        if who == "the others":
+            a.changed()
+        observer.client.compact(observer.client.put("elsewhere", "x").revision)
+        for node in away:
             node.resume()
-        for node in rest:
-            node.changed()
-        for node in nodes:
+        for node in (a, b, c):
+            if node in away or who == "the leader":
+                node.changed()
             assert node.waiting() == 1
             node.again()
-        by_rank([*nodes, new], round=2, size=4)
+        by_rank([a, b, c, new], round=2, size=4)
+        stage.end()  # nobody comes to the proxy any more
 
 
 @pytest.mark.parametrize("version", VERSIONS)
