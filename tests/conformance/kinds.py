@@ -232,7 +232,8 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     OUTLIVES_SERVER: dict.fromkeys(_SERVED, NO_RESTART),
     OUTLIVES_STANDSTILL: dict.fromkeys(
-        _ETCD_V3, "leases run on while all of etcd stands still: it gives up everybody after `lease_ttl`; a restart does not"
+        _ETCD_V3,
+        "leases run on while all of etcd stands still: it gives up everybody after `lease_ttl`; a restart does not",
     ),
     WITHOUT_LAST_CALL: dict.fromkeys(_OLD_ETCD, "with one: the protocol does not tell survivors from newcomers"),
     KEEPS_RANKS: dict.fromkeys(_OLD_ETCD, "ranks are the order of arrival"),
