@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rallypoint.core import authority, codec
 from rallypoint.core.authority import Authority, Output
+from rallypoint.core.clock import AwakeClock
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Seat, Standing
 from rallypoint.core.model import Bounds, Phase, Reason
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed
@@ -116,6 +117,22 @@ def test_a_connection_that_ends_is_a_loss_only_after_its_grace() -> None:
     host.wait(1, "a", "b")
     assert [loss.node_id for loss in host.out.losses] == ["c"]
     assert host.now == 0.15
+
+
+def test_who_hung_up_while_the_authority_was_stalled_has_the_longer_time_to_come_back() -> None:
+    host = hosting("a", "b", "c")
+    stalled = AwakeClock(looked=host.now, last_stall_s=10.0, woke=host.now)
+    host.out = authority.connection_ended(host.authority, "b", 1, host.now, stalled)
+    host.out = authority.connection_ended(host.out.authority, "c", 1, host.now, stalled)
+    host.wait(2, "a")
+    assert not host.out.losses
+    # It comes back on another connection, and whoever hangs up after that is lost as quickly as ever.
+    host.receive("c", CloseAsked("c", incarnation="gone"), connection=2)
+    host.wait(2, "a", "c")
+    assert not host.out.losses
+    host.wait(20, "a", "c")
+    assert [loss.node_id for loss in host.out.losses] == ["b"]
+    assert host.now == 5.0
 
 
 def test_what_is_said_on_a_replaced_connection_is_ignored() -> None:

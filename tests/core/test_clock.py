@@ -92,3 +92,15 @@ def test_an_end_noticed_after_a_stall_still_has_its_grace() -> None:
     assert hosting.losses == {}
     hosting.wait(LOOK_S, "b", "c")
     assert hosting.losses == {"a": 10 + LOOK_S}
+
+
+def test_whether_there_was_a_long_stall_a_moment_ago() -> None:
+    seen, now = clock.look(AwakeClock(100.0), 100.2)
+    assert not clock.just_woke(seen, 5.0, now)
+    short, now = clock.look(seen, 102.0)
+    assert not clock.just_woke(short, 5.0, now), "nobody hangs up for so little"
+    long, woke = clock.look(short, 110.0)
+    assert clock.just_woke(long, 5.0, woke)
+    later, now = clock.look(long, 110.2)
+    assert clock.just_woke(later, 5.0, now)
+    assert not clock.just_woke(later, 5.0, woke + 5.0), "by then they are back"

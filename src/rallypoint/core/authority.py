@@ -11,6 +11,7 @@ import msgspec
 
 from rallypoint.core import liveness, recovery, transition
 from rallypoint.core.changes import Step
+from rallypoint.core.clock import AwakeClock, just_woke
 from rallypoint.core.events import Announced, Event, Joined, Left, Lost, Message
 from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Phase, Run, Settings
@@ -78,9 +79,13 @@ def apply(
     return _done(Authority(authority.run, life), transition.step(authority.run, event, now, mint, policies))
 
 
-def connection_ended(authority: Authority, node_id: str, connection: int, now: float) -> Output:
-    """A connection of a node is gone; whether the node is, `tick` will tell."""
-    life = liveness.ended(authority.life, node_id, connection, authority.run.settings, now)
+def connection_ended(
+    authority: Authority, node_id: str, connection: int, now: float, clock: AwakeClock | None = None
+) -> Output:
+    """A connection of a node is gone; whether the node is, `tick` will tell.  `clock` is the one that tells `now`."""
+    settings = authority.run.settings
+    our_fault = clock is not None and just_woke(clock, settings.heartbeat_timeout_s, now)
+    life = liveness.ended(authority.life, node_id, connection, settings, now, our_fault=our_fault)
     return Output(Authority(authority.run, life))
 
 

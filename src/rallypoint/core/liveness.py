@@ -1,8 +1,8 @@
 """Liveness (rules 6, 10, 14): who is heard, and who is lost; pure as the rest, the shell brings the time.
 
 A node is lost when nothing was heard of it for `heartbeat_timeout_s`, or when its connection ended and it did not come
-back within `reconnect_grace_s`.  When most of a run goes silent at once, the network is the likelier culprit: they get
-the longer time.  The time is that of `clock.AwakeClock`, which stands still while the authority is stalled.
+back within `reconnect_grace_s`.  When most of a run goes silent at once, the network is the likelier culprit, and after
+a stall of the authority it is the authority: they get the longer time.  The time is that of `clock.AwakeClock`, which stands still while the authority is stalled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ NO_BEATS: Mapping[str, float] = MappingProxyType({})
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """The last sign of life of a node: on which connection, when, and whether that connection has ended since."""
+    """The last sign of life of a node: on which connection, when, and whether that connection has ended since.
+
+    `allowance` is how long it is waited for at least, where that is longer than usual.
+    """
 
     connection: int
     heard: float
@@ -51,20 +54,26 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
     if known is not None and connection < known.connection:
         return life, False
     sign = Sign(connection, now)
-    if known is None or known.allowance:
+    if known is None or (known.allowance and known.ended is None):
         return _note(life, node_id, sign, _together(now + settings.heartbeat_timeout_s)), True
     back = known.ended is not None
     # The entry in `due` stays where it is and is judged when it comes up: a heartbeat costs one small change.
     return msgspec.structs.replace(life, signs=life.signs.set(node_id, sign), silent=life.silent - back), True
 
 
-def ended(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> Liveness:
-    """A connection ended.  The end of an older connection than the newest means nothing (rule 14)."""
+def ended(
+    life: Liveness, node_id: str, connection: int, settings: Settings, now: float, *, our_fault: bool = False
+) -> Liveness:
+    """A connection ended.  The end of an older connection than the newest means nothing (rule 14).
+
+    `our_fault` says that the authority was stalled just before: who hung up then comes back when its pause between two
+    attempts is over.
+    """
     known = life.signs.get(node_id)
     if known is None or connection != known.connection or known.ended is not None:
         return life
-    gone = msgspec.structs.replace(known, ended=now)
-    noted = _note(life, node_id, gone, now + settings.reconnect_grace_s)
+    gone = Sign(connection, known.heard, now, settings.heartbeat_timeout_s if our_fault else 0.0)
+    noted = _note(life, node_id, gone, _deadline(gone, settings, most=False)[0])
     return msgspec.structs.replace(noted, silent=noted.silent + 1)
 
 
@@ -116,7 +125,7 @@ def _deadline(sign: Sign, settings: Settings, *, most: bool) -> tuple[float, str
     if sign.ended is None:
         patience = max(settings.heartbeat_timeout_s, sign.allowance)
         return sign.heard + patience, f"nothing was heard of it for {patience:.1f} s"
-    grace = settings.heartbeat_timeout_s if most else settings.reconnect_grace_s
+    grace = settings.heartbeat_timeout_s if most else max(settings.reconnect_grace_s, sign.allowance)
     return sign.ended + grace, f"its connection ended and did not come back within {grace:.2f} s"
 
 

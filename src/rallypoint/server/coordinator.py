@@ -338,7 +338,7 @@ class Coordinator:
         if self._lines.get(known.key) == caller:
             del self._lines[known.key]
         run_id, node_id = known.key
-        turn = self.runs.connection_ended(run_id, node_id, known.hello.connection, now)
+        turn = self.runs.connection_ended(run_id, node_id, known.hello.connection, now, self._clock)
         if turn is not None:
             self._done(turn, effects)
 

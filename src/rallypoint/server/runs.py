@@ -13,6 +13,7 @@ import msgspec
 
 from rallypoint.core import authority as host
 from rallypoint.core.authority import Authority, Output
+from rallypoint.core.clock import AwakeClock
 from rallypoint.core.events import CloseAsked, Lost, Message
 from rallypoint.core.liveness import NO_BEATS
 from rallypoint.core.model import Run
@@ -63,13 +64,15 @@ class Runs:
         """An administrator's word about a run that is known."""
         return self._done(run_id, host.apply(self.known[run_id], event, now, self._mint(), self._policies), now)
 
-    def connection_ended(self, run_id: str, node_id: str, connection: int, now: float) -> Turn | None:
+    def connection_ended(
+        self, run_id: str, node_id: str, connection: int, now: float, clock: AwakeClock
+    ) -> Turn | None:
         """A connection of a node is gone."""
         authority = self.known.get(run_id)
         if authority is None:
             return None
         self._beats.get(run_id, {}).pop(node_id, None)
-        return self._done(run_id, host.connection_ended(authority, node_id, connection, now), now)
+        return self._done(run_id, host.connection_ended(authority, node_id, connection, now, clock), now)
 
     def tick(self, now: float) -> Iterator[Turn]:
         """Time passed: what came of it in the runs that are due."""
