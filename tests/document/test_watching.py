@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.document.watching import Watchable
+from rallypoint.document.waiting import Waker
+from rallypoint.document.watching import Watch, Watchable
 from rallypoint.elastic.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousBackend, RendezvousTimeout
 
 PATIENCE_S = 20.0
@@ -122,13 +123,16 @@ def reads_in(backend: Notebook, seconds: float) -> int:
     return backend.reads - before
 
 
+def until_nobody_reads(backend: Notebook) -> None:
+    """Nothing happens any more; who asks again and again would still read."""
+    until(lambda: reads_in(backend, 1.0) == 0)
+
+
 def test_who_can_watch_does_not_ask(cast: Cast) -> None:
     asked, watched = Notebook(), WatchedNotebook()
     for backend in (asked, watched):
         cast.world(backend, (2, 3), 2)
-    settled = watched.watches
-    until(lambda: watched.watches >= settled)
-    assert reads_in(watched, 2.0) <= 2
+    until_nobody_reads(watched)
     assert reads_in(asked, 2.0) >= 4
     assert isinstance(watched, Watchable)
     assert not isinstance(asked, Watchable)
@@ -137,8 +141,7 @@ def test_who_can_watch_does_not_ask(cast: Cast) -> None:
 def test_what_changes_is_seen_at_once(cast: Cast) -> None:
     backend = WatchedNotebook()
     a, b = cast.world(backend, (2, 3), 2)
-    # Both watch, and nothing happens.
-    assert reads_in(backend, 1.0) <= 2
+    until_nobody_reads(backend)
     late = cast.handler(backend, (2, 3))
     joinings = [cast.pool.submit(late.next_rendezvous)]
     until(lambda: (a.num_nodes_waiting(), b.num_nodes_waiting()) == (1, 1))
@@ -175,6 +178,25 @@ def test_nobody_waits_for_a_watch_in_order_to_leave(cast: Cast) -> None:
     leaving = [cast.pool.submit(node.shutdown) for node in nodes]
     assert [one.result(PATIENCE_S) for one in leaving] == [True, True]
     assert time.monotonic() - began < 3.0
+
+
+def test_who_is_woken_by_a_watch_can_ask_for_the_same_again() -> None:
+    """Or it would wait for a watch that has ended."""
+
+    class NotingWaker(Waker):
+        def wake(self) -> None:
+            noted.append(watch._under_way)
+            super().wake()
+
+    noted: list[Any] = []
+    backend, waker = HastyNotebook(), NotingWaker()
+    watch = Watch(backend)
+    for number in (1, 2, 3):
+        watch.wait(None, PATIENCE_S, waker)
+        assert backend.watches == number
+    assert noted == [None, None, None]
+    watch.end()
+    waker.close()
 
 
 def test_a_crowd_that_can_watch_forms(cast: Cast) -> None:

@@ -176,14 +176,7 @@ class Editor:
         """Everybody's signs were read: who is to be given up, with the sign that did not change."""
         for sign in signs.values():
             self._hear_time(sign, now)
-        return self.life.look(
-            signs,
-            now,
-            self.settings,
-            is_listed=self.is_listed,
-            beside=self.beats_beside,
-            turn_s=turn_s(self.run, self.view.node.id),
-        )
+        return self.life.look(signs, now, self.settings, self.run, self.view.node.id, beside=self.beats_beside)
 
     def given_up(self, node_id: str, now: float, *, by_me: bool) -> None:
         """A silent node was given up beside the document, by this node or another; or it spoke after all."""

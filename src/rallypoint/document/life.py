@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from rallypoint.core.model import Run, Settings
 from rallypoint.document import silence as silences
-from rallypoint.document.line import is_here
+from rallypoint.document.line import is_here, turn_s
 from rallypoint.document.silence import Silence, is_evicted
 
 OFTEN = 0.25
@@ -77,20 +77,20 @@ class SignsOfLife:
         return looked + (interval_s if beside and pause_s >= EARLY * interval_s else pause_s) - now
 
     def look(
-        self, signs: Mapping[str, str], now: float, settings: Settings, *, is_listed: bool, beside: bool, turn_s: float
+        self, signs: Mapping[str, str], now: float, settings: Settings, run: Run, me: str, *, beside: bool
     ) -> dict[str, str]:
         """Everybody's signs were read: who is to be given up, with the sign that did not change.
 
         In the document nothing but an edit gives a node up, and this node makes it when it is its turn.
         """
         interval_s = settings.heartbeat_interval_s
-        beating = not is_listed or (self._beating and now <= self.beat_at + interval_s)
+        beating = not is_here(run, me) or (self._beating and now <= self.beat_at + interval_s)
         self._silence = silences.look(self._silence, signs, now, interval_s, beating=beating)
         silent = silences.silent(self._silence, settings.heartbeat_timeout_s)
         self._given_up = {node_id: at for node_id, at in self._given_up.items() if node_id in silent}
         for node_id, sign in silent.items():
             if is_evicted(sign) or not beside:
-                self._given_up.setdefault(node_id, now + turn_s)
+                self._given_up.setdefault(node_id, now + turn_s(run, me))
         return {node_id: sign for node_id, sign in silent.items() if node_id not in self._given_up}
 
     def gave_up(self, node_id: str, now: float) -> None:

@@ -71,7 +71,6 @@ class Watch:
     def _run(self) -> None:
         while True:
             with self._asked:
-                self._under_way = None
                 while self._wanted is None and not self._ended:
                     self._asked.wait()
                 if self._wanted is None or self._ended:
@@ -83,4 +82,7 @@ class Watch:
             except Exception:  # a user's backend may raise anything; the document is read without it
                 log.warning("the backend's wait_for_change failed; asking instead for %.0f s", RETRY_S, exc_info=True)
                 self._works_at = time.monotonic() + RETRY_S
+            with self._asked:
+                # Before anybody is woken: who asks then must not take this one for the watch that it wants.
+                self._under_way = None
             waker.wake()
