@@ -18,6 +18,7 @@ import msgspec
 from rallypoint.core import transition
 from rallypoint.core.model import Bounds, Node, Reason, Role, Run, Settings
 from rallypoint.core.node import State, View
+from rallypoint.core.recovery import blank
 from rallypoint.document import page as pages
 from rallypoint.document.page import Page
 from rallypoint.simulation.clockwork import Clockwork
@@ -64,7 +65,7 @@ class DocumentInvariants(Invariants):
         self._require(
             page.clock <= self.documents.time * 1.03 + 0.1, f"the document's clock says {page.clock:.1f}, too much"
         )
-        run = before.run if before is not None else Run(run_id=self.documents.run_id)
+        run = before.run if before is not None else blank(self.documents.run_id, 0.0, 0.0, 0.0)
         for node_id in by.editor.life.losses(run, ""):
             self._given_up(node_id, by)
         self.authority_acted(run, page.run, None)
@@ -117,7 +118,7 @@ class DocumentWorld:
     def run(self) -> Run:
         """What the document says."""
         page = self.invariants.page
-        return page.run if page is not None else Run(run_id=self.run_id)
+        return page.run if page is not None else blank(self.run_id, 0.0, 0.0, 0.0)
 
     def mint(self) -> str:
         """A text that was never used before."""
