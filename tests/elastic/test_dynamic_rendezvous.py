@@ -321,7 +321,7 @@ def test_a_join_that_times_out_says_who_was_here(cast: Cast) -> None:
 
 
 def test_a_handler_joins_again_after_a_time_out(cast: Cast) -> None:
-    a, b = cast.handler(join_s=0.3), cast.handler()
+    a, b = cast.handler(join_s=2.0), cast.handler()
     with pytest.raises(RendezvousTimeoutError):
         a.next_rendezvous()
     (joining,) = cast.join(b)

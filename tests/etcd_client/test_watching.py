@@ -195,7 +195,7 @@ def test_a_user_without_permission_is_told_after_one_fresh_token(book: Book) -> 
     book.opened()
     (delivery,) = book.heard(WatchResponse(watch_id=watch.watch_id, **refused)).deliver  # type: ignore[arg-type]
     assert isinstance(delivery.what, EtcdAuthError)
-    assert book.watches == set()
+    assert not book.watches
 
 
 def test_all_watches_end_together(book: Book) -> None:

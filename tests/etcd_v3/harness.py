@@ -85,6 +85,7 @@ class Observer:
         self.client = EtcdClient(endpoints, timeout_s=30.0, user=user)
         self.keys = Keys(PREFIX, run)
         self.run = run
+        self.since = 1
 
     def board(self) -> Board | None:
         found = self.client.get(self.keys.board)
@@ -129,11 +130,11 @@ class Observer:
         return 0 if board is None else board.finished
 
     def boards(self) -> list[Board]:
-        """All boards of the run up to now, on a cluster where nobody compacts."""
+        """All boards of the run since a revision that nobody compacts."""
         found: list[Board] = []
         now = self.client.get(self.keys.board)
         assert now is not None, "there is a board"
-        with self.client.watch(self.keys.board, revision=1) as watch:
+        with self.client.watch(self.keys.board, revision=self.since) as watch:
             heard = 0
             while heard < now.mod_revision:
                 change = watch.get(timeout_s=30.0)

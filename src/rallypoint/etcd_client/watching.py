@@ -94,7 +94,7 @@ class Book:
     """All watches of a stream.  Streams come and go; the book stays."""
 
     def __init__(self) -> None:
-        self.watches: set[Watched] = set()
+        self.watches: dict[Watched, None] = {}  # in the order in which they came
         self._by_id: dict[int, Watched] = {}
         self._asked: deque[int] = deque()
         # Every creation gets a number of its own, so that a late word about an earlier one is not taken for it.
@@ -103,14 +103,14 @@ class Book:
 
     def add(self, watch: Watched) -> Effects:
         """A new watch."""
-        self.watches.add(watch)
+        self.watches[watch] = None
         return self._create([watch])
 
     def remove(self, watch: Watched) -> Effects:
         """Nobody is interested any more."""
         effects = self._cancel(watch)
         watch.phase = Phase.ENDED
-        self.watches.discard(watch)
+        self.watches.pop(watch, None)
         return effects
 
     def go_on(self, watch: Watched, revision: int) -> Effects:
@@ -192,7 +192,7 @@ class Book:
             return Effects(login=True)
         if is_auth or response.created:
             watch.phase = Phase.ENDED
-            self.watches.discard(watch)
+            self.watches.pop(watch, None)
             kind = EtcdAuthError if is_auth else EtcdRefusedError
             return Effects(deliver=[Deliver(watch, kind(f"etcd refuses to watch {watch.key!r}: {reason}"))])
         return self._create([watch])
