@@ -9,7 +9,7 @@ from rallypoint.core.node import State
 from rallypoint.etcd.board import Board
 from tests.etcd_v3.stage import BOUNDS, Actor, Stage
 
-SEEDS = 1500
+SEEDS = 1000
 STEPS = 70
 
 
