@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import re
 import socket
@@ -196,11 +197,14 @@ def cost(act: Callable[..., object], *args: object) -> int:
         nonlocal calls
         calls += 1
 
+    gc.collect()
+    gc.disable()  # what others left behind would be counted
     sys.setprofile(count)
     try:
         act(*args)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
 
 
