@@ -333,6 +333,8 @@ class EtcdLink:
         board = _first(outcome, -1)
         if board is not None and self._reading.take_board(board):
             self._hear()
+        waits = self._view.state in (State.WAITING, State.SPARE)
+        self._succession.looked(lease, self._view.bounds.max, waits=waits)
         return outcome.revision
 
     def _say_left(self, message: Left) -> None:
@@ -401,10 +403,8 @@ class EtcdLink:
             self._succession.rest(self._lease_ttl_s)
             return
         named = board is not None and view.node.id in board.successors
-        size = board.world.size if board is not None and board.world is not None else 1
         if self._succession.is_vacant(lease, named=named):
             self._say_and_lead(lease, [])
-            self._succession.looked(lease, size, waits=view.state in (State.WAITING, State.SPARE))
 
     # How it goes --------------------------------------------------------------------------------------------------
 
