@@ -6,8 +6,10 @@ Commands come in, and events go out, as JSON lines.  A process plays one node af
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
+import signal
 import sys
 import threading
 import time
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--without-torch", action="store_true")
     arguments = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     if arguments.skew:
         shift_clocks(arguments.skew)

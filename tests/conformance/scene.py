@@ -22,6 +22,8 @@ _runs = count(1)
 class Player(Actor):
     """A node of a run, on any backend."""
 
+    shows_stacks = True
+
     def __init__(self, flavour: Flavour) -> None:
         super().__init__("tests.conformance.node", *flavour)
         self.flavour = flavour

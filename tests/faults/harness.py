@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 40.0
 """How long an event may take on a machine that is very busy; a test that passes never waits for so long."""
 
+STDERR_CHARS = 8000
+"""How much of what a process said is shown when it fails: the stacks of a dozen threads."""
+
 FAST: dict[str, Any] = {
     "heartbeat_interval": 0.3,
     "heartbeat_timeout": 3.0,
@@ -34,6 +37,9 @@ Event = dict[str, Any]
 
 class Actor:
     """A process that says what happens in JSON lines."""
+
+    shows_stacks = False
+    """Whether it prints what each of its threads is doing when it is sent SIGUSR1."""
 
     def __init__(self, module: str, *arguments: str, before: Sequence[str] = ()) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
@@ -71,6 +77,7 @@ class Actor:
             try:
                 event = self._next(timeout_s)
             except queue.Empty:
+                self._show_stacks()
                 raise AssertionError(f"no {kind!r} with {wanted} came; {self.account()}") from None
             except EOFError:
                 raise AssertionError(f"the process ended before {kind!r} with {wanted}; {self.account()}") from None
@@ -95,7 +102,17 @@ class Actor:
         return event
 
     def account(self) -> str:
-        return f"seen: {self.seen}; said on stderr: {''.join(self.errors)[-3000:]}"
+        return f"seen: {self.seen}; said on stderr: {''.join(self.errors)[-STDERR_CHARS:]}"
+
+    def _show_stacks(self) -> None:
+        """Let a process that hangs say where."""
+        if self.shows_stacks and self.process.poll() is None:
+            before = len(self.errors)
+            os.kill(self.pid, signal.SIGUSR1)
+            with suppress(queue.Empty, EOFError):
+                while self._next(1.0):
+                    pass
+            self.errors.insert(before, "its threads:\n")
 
     def order(self, do: str, **arguments: Any) -> None:
         """Tell the process to do something; what comes of it is an event."""
