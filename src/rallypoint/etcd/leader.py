@@ -139,7 +139,7 @@ class Leader:
     def _listen(self, leading: Leading, watch: Watch) -> None:
         """Wait for something to be said, or for something to be due; take what was said."""
         now = time.monotonic()
-        due = leading.wake_at(now)
+        due = leading.wake_at()
         moments = [moment for moment in (due, leading.remark_at(now), now + self._lease.ttl_s) if moment is not None]
         soonest = min(moments)
         self._wake.wait(max(soonest - now, 0.0))

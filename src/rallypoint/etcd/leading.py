@@ -113,6 +113,7 @@ class Leading:
         self._broken = shown.broken if shown is not None else ""
         self._shown = shown
         self._shown_at = float("-inf")
+        self._stepped_at = float("-inf")
         for word in known:
             self._known(word)
 
@@ -140,11 +141,14 @@ class Leading:
 
     def tick(self, now: float) -> None:
         """Time passed; due whenever `wake_at` says so."""
-        self._done(transition.time_passed(self.run, (), now, self._mint(), self._policies))
+        self._done(transition.time_passed(self.run, (), now, self._mint(), self._policies), now)
 
-    def wake_at(self, now: float) -> float | None:
-        """When `tick` is due next; None where only a word can change anything."""
-        return transition.wake_at(self.run, now)
+    def wake_at(self) -> float | None:
+        """When `tick` is due next, be it in the past; None where only a word can change anything.
+
+        What fell due since the last step, while the leader was writing, is due still.
+        """
+        return transition.wake_at(self.run, self._stepped_at)
 
     def _take_word(self, word: Word, now: float) -> None:
         node_id = word.node_id
@@ -189,16 +193,16 @@ class Leading:
             self.folded = max(self.folded, one.at)
         if losses:
             step = transition.time_passed(self.run, losses, now, self._mint(), self._policies)
-            self._done(step, tuple(losses))
+            self._done(step, now, tuple(losses))
 
     def _step(self, event: Event, now: float) -> None:
         leave = event if isinstance(event, Left) else None
-        self._done(transition.step(self.run, event, now, self._mint(), self._policies), (), leave)
+        self._done(transition.step(self.run, event, now, self._mint(), self._policies), now, (), leave)
 
-    def _done(self, step: Step, losses: tuple[Lost, ...] = (), leave: Left | None = None) -> None:
+    def _done(self, step: Step, now: float, losses: tuple[Lost, ...] = (), leave: Left | None = None) -> None:
         if step.run is not self.run or losses or leave is not None:
             self.turns.append(Turn(self.run, step.run, step.why, losses, leave))
-        self.run = step.run
+        self.run, self._stepped_at = step.run, now
         for notice in step.notices:
             self._note(notice)
 
