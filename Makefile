@@ -48,7 +48,7 @@ test-all: test soak ## all of test, the soaks and a longer simulation
 
 soak: $(TEST) ## what test-all has besides test: 20,000 more schedules and the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m soak
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import documents, etcd_client, etcd_v2, etcd_v3, keys, meeting, simulated, torchrun
+from benchmarks import documents, etcd_client, etcd_v2, etcd_v3, keys, meeting, simulated, slow_disk, torchrun
 
 OUTPUT = Path("build/bench")
 
@@ -21,6 +21,7 @@ def main() -> None:
     torchrun.run(console, OUTPUT)
     etcd_v2.run(console, OUTPUT)
     etcd_v3.run(console, OUTPUT)
+    slow_disk.run(console, OUTPUT)
     etcd_client.run(console, OUTPUT)
     simulated.run(console, OUTPUT)
 

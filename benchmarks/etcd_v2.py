@@ -61,24 +61,24 @@ def serving() -> Iterator[EtcdServer]:
         server.stop()
 
 
-def taken(implementation: str, nodes: int, endpoint: str) -> float | None:
+def taken(implementation: str, nodes: int, endpoint: str, give_up_s: float = GIVE_UP_S) -> float | None:
     """Seconds until a world has formed; None where it has not by the time that we give up."""
     try:
-        return form(implementation, nodes, GIVE_UP_S, endpoint)
+        return form(implementation, nodes, give_up_s, endpoint)
     except TimeoutError:
         return None
 
 
-def shown(seconds: float | None) -> str:
+def shown(seconds: float | None, give_up_s: float = GIVE_UP_S) -> str:
     """A time, or what is known of it."""
-    return f">= {GIVE_UP_S:.0f}" if seconds is None else f"{seconds:.2f}"
+    return f">= {give_up_s:.0f}" if seconds is None else f"{seconds:.2f}"
 
 
-def ratio(theirs: float | None, ours: float | None) -> str:
+def ratio(theirs: float | None, ours: float | None, give_up_s: float = GIVE_UP_S) -> str:
     """How many times ours is faster, or at least how many."""
     if ours is None:
         return ""
-    return f">= {GIVE_UP_S / ours:.0f}" if theirs is None else f"{theirs / ours:.1f}"
+    return f">= {give_up_s / ours:.0f}" if theirs is None else f"{theirs / ours:.1f}"
 
 
 def read_ms(server: EtcdServer) -> tuple[float, float]:

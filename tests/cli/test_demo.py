@@ -61,6 +61,7 @@ def test_a_step_that_fails_fails_the_demo(started: Started, folder: Path) -> Non
     demo = started.add(start_cli("demo"))
     demo.expect("A server listens")
     demo.popen.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, demo.popen.pid, os.WSTOPPED | os.WNOWAIT)
     os.kill(_server_of(demo.popen.pid), signal.SIGKILL)
     demo.popen.send_signal(signal.SIGCONT)
     demo.expect("rallypoint demo: this should not have happened: server ended with exit code -9: ", "stderr")

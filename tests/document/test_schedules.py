@@ -16,8 +16,8 @@ from rallypoint.document.silence import Silence
 from rallypoint.simulation.documents import play
 
 CHUNK = 125
-QUICK = range(0, 500, CHUNK)
-LONG = range(500, 12_000, CHUNK)
+QUICK = range(0, 250, CHUNK)
+LONG = range(250, 12_000, CHUNK)
 
 
 @pytest.mark.parametrize("first", [*QUICK, *(pytest.param(first, marks=pytest.mark.soak) for first in LONG)])

@@ -9,6 +9,7 @@ import atexit
 import functools
 import http.client
 import importlib.util
+import os
 import signal
 import socket
 import ssl
@@ -107,8 +108,10 @@ class Member:
             self.process = None
 
     def pause(self) -> None:
+        """SIGSTOP, and wait until it has stopped: until then it answers."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def go_on(self) -> None:
         assert self.process is not None

@@ -17,17 +17,16 @@ LIBRARIES = ("torch", "ours")
 
 # Who creates the version and is the last to confirm; who joins as rank min-1 and keeps the last call; who comes late;
 # who is killed in the end.  The first two have each library in each role.
-MIXED = [("torch", "ours", "torch", "keeper"), ("ours", "torch", "ours", "keeper")]
+MIXED = ("torch", "ours", "torch", "keeper")
 FURTHER = [
     roles
     for roles in itertools.product(LIBRARIES, LIBRARIES, LIBRARIES, ("creator", "keeper", "late"))
-    if roles not in MIXED and len(set(roles[:3])) == 2
+    if roles != MIXED and len(set(roles[:3])) == 2
 ]
 
 
-@pytest.mark.parametrize("roles", MIXED, ids="-".join)
-def test_one_world_of_both(one_etcd: Cluster, name: str, roles: tuple[str, str, str, str]) -> None:
-    live(one_etcd, name, *roles)
+def test_one_world_of_both(one_etcd: Cluster, name: str) -> None:
+    live(one_etcd, name, *MIXED)
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ SIMULATION = Path(rallypoint.simulation.__file__).parent
 
 
 def test_every_invariant_holds_in_every_schedule_and_none_is_too_easy() -> None:
-    tally = campaign(range(20_000, 20_300), jobs=1)
+    tally = campaign(range(20_000, 20_150), jobs=1)
     assert tally.failures == {}
     assert list(tally.shortcomings()) == []
 
@@ -47,7 +47,7 @@ def test_a_failing_seed_is_named_with_the_command_that_shows_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rallypoint.core.transition._tell_waiting", _promise_a_newcomer)
-    assert main(["run", "--seeds", "0:50", "--jobs", "1", "--stop"]) == 1
+    assert main(["run", "--seeds", "0:4", "--jobs", "1", "--stop"]) == 1
     told = capsys.readouterr().out
     assert "seed " in told
     assert "python -m rallypoint.simulation scenario" in told

@@ -57,7 +57,13 @@ def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None
     job.finish(good)
 
 
-@pytest.mark.parametrize(("nnodes", "options"), [("1:2", {}), ("2", {"on_give_up": "wait"})], ids=["min<max", "wait"])
+@pytest.mark.parametrize(
+    ("nnodes", "options"),
+    [
+        pytest.param("1:2", {}, id="min<max"),
+        pytest.param("2", {"on_give_up": "wait"}, id="wait", marks=pytest.mark.soak),
+    ],
+)
 def test_who_gives_up_where_others_can_go_on_leaves_alone(job: Job, nnodes: str, options: dict[str, str]) -> None:
     script, fail = (WORKER, "--until", str(job.stop_file)), job.folder / "fail"
     (good,) = job.start("good", nnodes, script=script, options=options)

@@ -59,8 +59,13 @@ def serving(program: str) -> Iterator[int]:
     ("who", "sentence"),
     [
         ("a web server", "was silent for 1.0 s: an HTTP server is there"),
-        ("a store of torch's", "it closed the connection without a word: something else may listen there"),
-        ("a server from the future", "the node speaks version 1, this server version 99"),
+        pytest.param(
+            *("a store of torch's", "it closed the connection without a word: something else may listen there"),
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            *("a server from the future", "the node speaks version 1, this server version 99"), marks=pytest.mark.soak
+        ),
     ],
 )
 def test_an_agent_that_finds_something_else_says_so_and_fails(job: Job, who: str, sentence: str) -> None:

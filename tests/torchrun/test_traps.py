@@ -17,6 +17,7 @@ from tests.torchrun.harness import ROOT
 from tests.torchrun.stage import Job
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
+RANKS = [pytest.param(0, id="the store's host"), pytest.param(2, id="another member", marks=pytest.mark.soak)]
 ROLE = {"role": "default", "rank": 2, "local_world_size": 1}
 
 
@@ -34,7 +35,7 @@ def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:
     bare.join(job.backend.address, nnodes, job.run_id, **given)
 
 
-@pytest.mark.parametrize("rank", [0, 2], ids=["the store's host", "another member"])
+@pytest.mark.parametrize("rank", RANKS)
 def test_a_member_dies_between_the_seal_and_the_start_of_the_workers(job: Job, bare: Node, rank: int) -> None:
     script = (WORKER, "--until", str(job.stop_file))
     agents = job.start("a b", "2:3", script=script)
@@ -48,7 +49,7 @@ def test_a_member_dies_between_the_seal_and_the_start_of_the_workers(job: Job, b
     job.finish(*agents)
 
 
-@pytest.mark.parametrize("rank", [0, 2], ids=["the store's host", "another member"])
+@pytest.mark.parametrize("rank", RANKS)
 def test_a_member_dies_while_the_others_stand_in_the_exit_barrier(job: Job, bare: Node, rank: int) -> None:
     agents = job.start("a b", "3", script=(WORKER,))
     join(bare, job, "3", rank=rank)

@@ -224,12 +224,28 @@ class Invariants:
             return None
         seal_id = held.pop()
         ids = {a.id for a in agents if a.view.state is State.HOLDS and not a.stopping}
-        return seal_id if set(self.rosters[seal_id][2]) == ids and seal_id not in self.ended_worlds else None
+        whole = set(self.rosters[seal_id][2]) == ids and seal_id not in self.ended_worlds
+        return seal_id if whole and not self._may_be_passed_over(seal_id) else None
+
+    def _may_be_passed_over(self, seal_id: str) -> bool:
+        """Whether all of an older world are there: who has no record and hears them first looks no further (rule 14)."""
+        speakers: dict[str, set[str]] = {}
+        for agent in self.world.agents.values():
+            if agent.alive and agent.view.world is not None and agent.view.world.seal_id != seal_id:
+                speakers.setdefault(agent.view.world.seal_id, set()).add(agent.id)
+        return not self.world.durable and any(set(self.rosters[old][2]) <= ids for old, ids in speakers.items())
 
     def _is_over(self, seal_id: str) -> bool:
         """Whether a world has ended, or another came after it, or an authority that forgot heard of a higher one."""
         recovering = self.world.run is None or self.world.run.phase is Phase.RECOVERING
-        return seal_id in self.ended_worlds or seal_id != next(reversed(self.rosters)) or recovering
+        later = seal_id != next(reversed(self.rosters)) or self._has_rival(seal_id)
+        return seal_id in self.ended_worlds or later or recovering
+
+    def _has_rival(self, seal_id: str) -> bool:
+        """Whether another world has its round number too: who has no record takes the one that it hears of first."""
+        number = self.rosters[seal_id][1]
+        rounds = [round for other, (_, round, _) in self.rosters.items() if other != seal_id]
+        return not self.world.durable and max(rounds, default=0) >= number
 
     def _max_know_of_no_world(self, seal_id: str) -> bool:
         """The one way past the hold (rule 14): as many as max who have never heard of a world."""
