@@ -210,7 +210,7 @@ def recorded(folder: Path) -> dict[str, list[Event]]:
 @pytest.mark.parametrize(
     ("version", "seed", "rounds"),
     [
-        ("3.4", 1, 15),
+        ("3.4", 1, 30),
         *(pytest.param(version, seed, 200, marks=pytest.mark.soak) for version, seed in (("3.4", 2), ("3.5", 3))),
     ],
 )

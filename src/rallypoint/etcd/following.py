@@ -60,3 +60,11 @@ def lacks_place(view: View, board: Board | None, told: Said | None) -> bool:
         return False
     known = told.seal_id if isinstance(told, Placed) else view.world.seal_id if view.world is not None else ""
     return known != board.world.seal_id
+
+
+def lacks_word(view: View, board: Board | None, told: Said | None) -> bool:
+    """Whether the run has ended while the node waits for its first word: it may have been told to stand by just before.
+
+    That was written first, but nothing makes it arrive first.
+    """
+    return board is not None and board.ended is not None and view.state is State.WAITING and told is None

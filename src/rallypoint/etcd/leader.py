@@ -41,6 +41,9 @@ log = logging.getLogger("rallypoint.etcd")
 
 RUN_LEASE_S = 600
 _BATCH = 100
+_LITTLE = 256 * 1024
+"""How many operations, and how many bytes, go into one transaction."""
+
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _PAUSED_S = 1.0
 """Who wakes so much later than planned was stopped for a while, and reads before it decides."""
@@ -221,21 +224,26 @@ class Leader:
         return self._client.grant(RUN_LEASE_S)
 
     def _write(self, leading: Leading, draft: Draft) -> None:
-        """In this order: who reads the board finds all that it speaks of."""
-        for number, part in enumerate(draft.parts):
-            self._transact([put_op(self._keys.part(draft.seal_id, number), part, lease=leading.lease)])
-        told = (
-            put_op(self._keys.told(node_id), codec.encode_message(said), lease=leading.lease)
-            for node_id, said in draft.told.items()
-        )
-        for batch in _batches(told):
-            self._transact(batch)
+        """Who reads the board finds all that it speaks of, so that is written before it.
+
+        A small world goes into one transaction with the board that names it: every write waits for etcd's disks.
+        """
+        along = [(self._keys.part(draft.seal_id, number), part) for number, part in enumerate(draft.parts)]
+        along += [(self._keys.told(node_id), codec.encode_message(said)) for node_id, said in draft.told.items()]
+        puts = [put_op(key, value, lease=leading.lease) for key, value in along]
+        seals = draft.board is not None and bool(draft.parts) and draft.board.ended is None
+        if not seals or len(puts) >= _BATCH or sum(len(value) for _, value in along) > _LITTLE:
+            parts, told = puts[: len(draft.parts)], puts[len(draft.parts) :]
+            for batch in (*([part] for part in parts), *_batches(iter(told))):
+                self._transact(batch)
+            puts = []
         if draft.board is not None:
             written = self._client.guarded_put(
                 self._keys.board,
                 encode_board(draft.board),
                 mod_revision=self._shown,
                 when=[self._mine],
+                then=puts,
                 lease=leading.lease,
             )
             if not written.succeeded:

@@ -6,6 +6,7 @@ One thread a link does all that waits for etcd.  A node that finds nobody leadin
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import secrets
@@ -23,7 +24,7 @@ from rallypoint.core.node import State, View
 from rallypoint.core.notices import Fenced, KeepWaiting, Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.etcd import estate
-from rallypoint.etcd.following import lacks_place, notices
+from rallypoint.etcd.following import lacks_place, lacks_word, notices
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.reading import Reading
 from rallypoint.etcd.succession import Succession
@@ -48,7 +49,7 @@ from rallypoint.etcd_client import (
     put_op,
 )
 from rallypoint.etcd_client.messages import RangeResponse
-from rallypoint.membership.addresses import address_toward, own_address
+from rallypoint.membership.addresses import address_among
 from rallypoint.membership.link import Peer, Prepare, differs
 
 log = logging.getLogger("rallypoint.etcd")
@@ -59,6 +60,9 @@ _HURRY_S = 2.0
 
 _WISH_S = 10.0
 """How long it may take to write down a wish."""
+
+_LAST_WORD_S = 1.0
+"""How long the end of a run waits for what this node was told before: whether it stood by, and so ends well."""
 
 _HOPELESS = (EtcdAuthError, EtcdHopelessError, EtcdMissingError, EtcdRefusedError)
 _TAKES_PART = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN, State.FINISHED)
@@ -97,6 +101,7 @@ class EtcdLink:
         self._in_doubt = False
         self._to_wish = b""
         self._wish = ""
+        self._look_up_at = math.inf
         self._reading = Reading(client, keys, run_id, self._wake.set)
         self._succession = Succession(client, keys, run_id, self._wake.set)
         # How it goes.
@@ -278,13 +283,15 @@ class EtcdLink:
             self._hear()
         for _ in self._reading.news():
             self._hear()
+        if time.monotonic() >= self._look_up_at:
+            self._hear()
         self._look_after_leader()
         now = time.monotonic()
         lease = self._lease
         if lease is not None and lease.remaining_s() <= 0 and lease.trouble is not None:
             self._fail(lease.trouble)
         self._change(lambda view: core.passed(view, now))
-        return min(self._succession.look_at - now, self._lease_ttl_s)
+        return min(self._succession.look_at - now, self._look_up_at - now, self._lease_ttl_s)
 
     # What the node says -------------------------------------------------------------------------------------------
 
@@ -301,7 +308,7 @@ class EtcdLink:
                 self.changed.notify_all()
 
     def _say_join(self, message: Joined) -> None:
-        node = self._prepare(message.node, self._local_address())
+        node = self._prepare(message.node, lambda: address_among(self._client.endpoints))
         self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
         if self._view.node.id != node.id:
             return  # it has become another meanwhile, which has a word of its own to say
@@ -371,19 +378,17 @@ class EtcdLink:
         lease.check()
         return lease
 
-    def _local_address(self) -> str:
-        """The address by which this machine reaches etcd."""
-        places = [_split(endpoint) for endpoint in self._client.endpoints]
-        # A name that nobody knows says nothing about where this machine is.
-        found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
-        return next((address for address in found if not address.startswith("127.")), found[0])
-
     # What the leader says -----------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
         reading = self._reading
-        if self._said_at and lacks_place(self._view, reading.board, reading.told):
-            reading.look_up(self._view.node.id)
+        lacks = self._said_at and lacks_place(self._view, reading.board, reading.told)
+        self._look_up_at = reading.look_up(self._view.node.id) if lacks else math.inf
+        if lacks_word(self._view, reading.board, reading.told) and reading.board_at > self._said_at > 0:
+            until = reading.give_time("the word before the end", _LAST_WORD_S)
+            if until:
+                self._look_up_at = until
+                return
         told = reading.take_told()
 
         def hear(view: View) -> View:
@@ -489,8 +494,3 @@ def _first(outcome: Outcome, index: int) -> KeyValue | None:
     answer = outcome.answers[index]
     assert isinstance(answer, RangeResponse)
     return answer.kvs[0] if answer.kvs else None
-
-
-def _split(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 
 from rallypoint.core import codec
@@ -9,6 +11,8 @@ from rallypoint.core.notices import Placed, Said
 from rallypoint.etcd.board import Board, decode_board
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd_client import EtcdClient, KeyValue, Resync, Watch
+
+_MOMENT_S = 0.1
 
 
 class Reading:
@@ -22,8 +26,9 @@ class Reading:
         self._keys = keys
         self._run_id = run_id
         self._wake = wake
-        self._board_at = 0
+        self.board_at = 0
         self._looked_up = ""
+        self._missing = ("", 0.0)
         self._boards: Watch | None = None
         self._tellings: Watch | None = None
 
@@ -64,9 +69,9 @@ class Reading:
 
     def take_board(self, kv: KeyValue) -> bool:
         """A board, however it came; whether it is newer than the one known."""
-        if kv.mod_revision <= self._board_at:
+        if kv.mod_revision <= self.board_at:
             return False
-        self.board, self._board_at = decode_board(kv.value, self._run_id), kv.mod_revision
+        self.board, self.board_at = decode_board(kv.value, self._run_id), kv.mod_revision
         return True
 
     def take_told(self) -> Said | None:
@@ -76,15 +81,29 @@ class Reading:
             self.told = None
         return told
 
-    def look_up(self, node_id: str) -> None:
-        """The board names a world, and whether this node is in it has not arrived: it is there to be read."""
+    def look_up(self, node_id: str) -> float:
+        """The board names a world, and whether this node is in it has not arrived: it is there to be read.
+
+        It was written with the board, so it is given a moment to arrive: until when, that is what this returns.
+        """
         world = self.board.world if self.board is not None else None
         if world is None or self._looked_up == world.seal_id:
-            return
+            return math.inf
+        until = self.give_time(world.seal_id, _MOMENT_S)
+        if until:
+            return until
         found = self._client.get(self._keys.told(node_id))
         if found is not None:
             self.told = codec.decode_notice(found.value)
         self._looked_up = world.seal_id
+        return math.inf
+
+    def give_time(self, missing: str, for_s: float) -> float:
+        """Until when to wait for something that was written no later than what arrived first; 0 once that is over."""
+        now = time.monotonic()
+        if self._missing[0] != missing:
+            self._missing = (missing, now + for_s)
+        return self._missing[1] if now < self._missing[1] else 0.0
 
     def forget(self) -> None:
         """The node is another from now on; the board stays what it is."""

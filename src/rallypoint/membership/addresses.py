@@ -6,6 +6,7 @@ Asking for the way to an address sends nothing.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 
@@ -24,6 +25,15 @@ def own_address(host: str = "", port: int = 0) -> str:
         if address:
             return address
     return "127.0.0.1"
+
+
+def address_among(endpoints: Iterable[str]) -> str:
+    """The address from which this machine reaches some of these endpoints, one that others can use where there is one."""
+    split = [endpoint.rpartition(":") for endpoint in endpoints]
+    places = [(host.strip("[]"), int(port)) for host, _, port in split]
+    # A name that nobody knows says nothing about where this machine is.
+    found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
+    return next((address for address in found if not address.startswith("127.")), found[0])
 
 
 def address_toward(host: str, port: int) -> str:

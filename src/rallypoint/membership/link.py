@@ -14,8 +14,8 @@ from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import View
 from rallypoint.core.notices import Placed
 
-Prepare = Callable[[Node, str], Node]
-"""Completes a node before it joins, given the address by which this machine reaches the authority.
+Prepare = Callable[[Node, Callable[[], str]], Node]
+"""Completes a node before it joins, given how to learn the address by which this machine reaches the authority.
 
 Raises RendezvousError where the node cannot take part as it is; a link makes that its `refusal`.
 """

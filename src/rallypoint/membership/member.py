@@ -184,9 +184,9 @@ class Member:
         """The link is closed: let go of what else there is, once nobody depends on it; whether that was in time."""
         return True
 
-    def _prepare(self, node: Node, local: str) -> Node:
+    def _prepare(self, node: Node, local: Callable[[], str]) -> Node:
         """Give the node an address that its peers can reach, and an offer of a store there (rules 2 and 12)."""
-        address = node.address if self._own_address else local
+        address = node.address if self._own_address else local()
         if self._offer is None or not self._offer.is_open or self._offer.address != address:
             if self._offer is not None:
                 self._offer.withdraw()

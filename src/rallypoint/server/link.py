@@ -308,7 +308,7 @@ class Link:
             return
         local = str(transport.get_extra_info("sockname")[0])
         try:
-            node = self._prepare(self.view.node, local)
+            node = self._prepare(self.view.node, lambda: local)
         except RendezvousError as exc:
             self._refuse(str(exc))
             return
