@@ -18,10 +18,10 @@ from rallypoint.document.beside import Beside
 from rallypoint.document.cycle import Backend, Cycle, carry_out
 from rallypoint.document.editor import Editor
 from rallypoint.document.pace import Pace
-from rallypoint.document.recording import tell
 from rallypoint.document.waiting import Bell, Waker, bell_for
 from rallypoint.document.watching import Watch, Watchable
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.membership.recording import tell
 
 log = logging.getLogger("rallypoint.document")
 

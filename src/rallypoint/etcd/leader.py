@@ -196,7 +196,7 @@ class Leader:
             for turn in leading.turns:
                 if turn.why:
                     log.info("run %r: %s", self._run_id, turn.why)
-                recording.tell(self._run_id, turn.before, turn.after, turn.why, turn.losses, turn.leave)
+                recording.tell(turn.before, turn.after, turn.why, turn.losses, turn.leave)
             leading.turns.clear()
             self._bury()
 

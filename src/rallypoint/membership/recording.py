@@ -9,17 +9,16 @@ from rallypoint.core.events import Left, Lost
 from rallypoint.core.model import Phase, Reason, Run, find_waiter
 
 
-def tell(
-    run_id: str, before: Run, after: Run, why: str, losses: Sequence[Lost] = (), leave: Left | None = None
-) -> None:
+def tell(before: Run, after: Run, why: str, losses: Sequence[Lost] = (), leave: Left | None = None) -> None:
     """Record every sealed world, loss, leave, break and close, with its reason."""
+    run_id = after.run_id
     for loss in losses:
         if _takes_part(before, loss.node_id):
             events.record("lost", run_id, loss.why, node=loss.node_id)
     if leave is not None and leave.reason is not Reason.FINISHED:
         events.record("left", run_id, why, node=leave.node_id, reason=leave.reason.value)
     world = after.world
-    if before.current is not None and after.current is not before.current:
+    if before.current is not None and (after.current is None or after.current.seal_id != before.current.seal_id):
         events.record("broken", run_id, why, round=before.current.round, seal_id=before.current.seal_id)
     if world is not None and after.current is world and (before.world is None or before.world.seal_id != world.seal_id):
         members = [node.id for node in world.members]

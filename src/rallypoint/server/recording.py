@@ -8,6 +8,4 @@ from rallypoint.server.coordinator import Happening
 
 def tell(happening: Happening) -> None:
     """Record every sealed world, loss, leave, break and close, with its reason."""
-    recording.tell(
-        happening.run_id, happening.before, happening.after, happening.why, happening.losses, happening.leave
-    )
+    recording.tell(happening.before, happening.after, happening.why, happening.losses, happening.leave)
