@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rallypoint.elastic.etcd_server import find_etcd
 from tests.torchrun.harness import FAST, Agent
 from tests.torchrun.lan import Lan, with_hosts_file
 from tests.torchrun.stage import Job, formed, learned
 
-pytestmark = [pytest.mark.root, pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)]
-
-EMBEDDED = {**FAST, "is_host": None}
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture
@@ -26,67 +27,91 @@ def lan() -> Iterator[Lan]:
         made.end()
 
 
-def _trains(job: Job, *agents: Agent, master: str) -> None:
+class Hosted:
+    """What the hosts of a test meet at: etcd on one of them, or nothing but the first of them that comes."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job, self._folder, self._stack = job, folder, ExitStack()
+
+    def on(self, host: Sequence[str], address: str) -> dict[str, Any]:
+        """How agents are told of it, which is at this address of this host."""
+        if self._job.backend.name == "rallypoint":
+            return {"endpoint": f"{address}:29400", "options": {**FAST, "is_host": None}}
+        url = f"http://{address}:2379"
+        words = ["--listen-client-urls", url, "--advertise-client-urls", url]
+        etcd = [find_etcd(), "--data-dir", str(self._folder / "etcd"), *words]
+        with (self._folder / "etcd.log").open("wb") as log:
+            # It ends with this process, however that ends.
+            command = [*host, "setpriv", "--pdeathsig", "KILL", *etcd]
+            process = self._stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+        self._stack.callback(process.kill)
+        return {"endpoint": f"{address}:2379", "options": {}}
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def hosted(job: Job, lan: Lan, tmp_path: Path) -> Iterator[Hosted]:
+    made = Hosted(job, tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def _trains(job: Job, *agents: Agent, master: str = "") -> None:
     places = formed(*agents)
-    assert {place["master"].split()[0] for place in places} == {master}
+    assert not master or {place["master"].split()[0] for place in places} == {master}
     for agent in agents:
         agent.reach(20)
     learned(*agents)
     job.finish(*agents)
 
 
-def test_hosts_that_know_each_other_only_by_address(job: Job, lan: Lan) -> None:
+def test_hosts_that_know_each_other_only_by_address(job: Job, lan: Lan, hosted: Hosted) -> None:
     """And the first of them serves, as nobody else does."""
     a, b = lan.host("a", "10.77.0.1/24"), lan.host("b", "10.77.0.2/24")
-    given: dict[str, Any] = {"endpoint": "10.77.0.1:29400", "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}
-    first = job.agent("a", "2", before=a, options={**EMBEDDED, "rank": 0}, **given)
-    second = job.agent("b", "2", before=b, options=EMBEDDED, **given)
+    given = {**hosted.on(a, "10.77.0.1"), "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}
+    first, second = (
+        job.agent(name, "2", before=before, **with_rank(given, rank))
+        for rank, (name, before) in enumerate({"a": a, "b": b}.items())
+    )
     _trains(job, first, second, master="10.77.0.1")
 
 
 @pytest.mark.soak
-def test_a_second_interface_is_used_where_it_is_asked_for(job: Job, lan: Lan) -> None:
+def test_a_second_interface_is_used_where_it_is_asked_for(job: Job, lan: Lan, hosted: Hosted) -> None:
     hosts = {n: lan.host(f"host{n}", f"10.77.0.{n}/24", f"10.88.0.{n}/24") for n in (1, 2)}
+    given = {**hosted.on(hosts[1], "10.77.0.1"), "environment": {"GLOO_SOCKET_IFNAME": "eth1"}}
     agents = [
-        job.agent(
-            f"n{n}",
-            "2",
-            endpoint="10.77.0.1:29400",
-            before=before,
-            options={**EMBEDDED, "rank": n - 1},
-            torchrun=("--local-addr", f"10.88.0.{n}"),
-            environment={"GLOO_SOCKET_IFNAME": "eth1"},
-        )
+        job.agent(f"n{n}", "2", before=before, torchrun=("--local-addr", f"10.88.0.{n}"), **with_rank(given, n - 1))
         for n, before in hosts.items()
     ]
     _trains(job, *agents, master="10.88.0.1")
 
 
 @pytest.mark.soak
-def test_hosts_that_have_ipv6_only(job: Job, lan: Lan) -> None:
+def test_hosts_that_have_ipv6_only(job: Job, lan: Lan, hosted: Hosted) -> None:
     hosts = {n: lan.host(f"host{n}", f"fd77::{n}/64") for n in (1, 2)}
-    agents = [
-        job.agent(
-            f"n{n}",
-            "2",
-            endpoint="[fd77::1]:29400",
-            before=before,
-            options={**EMBEDDED, "rank": n - 1},
-            environment={"GLOO_SOCKET_IFNAME": "eth0"},
-        )
-        for n, before in hosts.items()
-    ]
+    given = {**hosted.on(hosts[1], "[fd77::1]"), "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}
+    agents = [job.agent(f"n{n}", "2", before=before, **with_rank(given, n - 1)) for n, before in hosts.items()]
     _trains(job, *agents, master="fd77::1")
+
+
+def with_rank(given: dict[str, Any], rank: int) -> dict[str, Any]:
+    return {**given, "options": {**given["options"], "rank": rank}}
 
 
 @pytest.mark.soak
 def test_a_name_that_resolves_only_later_is_waited_for(job: Job, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n", encoding="ascii")
-    port = job.backend.endpoint.rpartition(":")[2]
+    port = job.backend.endpoint.split(",")[0].rpartition(":")[2]
     given: dict[str, Any] = {"endpoint": f"authority.late:{port}", "before": with_hosts_file(str(hosts))}
     agents = [job.agent(name, "2", **given) for name in ("a", "b")]
     for agent in agents:
-        agent.says("the authority at authority.late")
+        agent.says("authority.late")
     hosts.write_text("127.0.0.1 localhost authority.late\n", encoding="ascii")
-    _trains(job, *agents, master="127.0.0.1")
+    # Who does not know yet where etcd is has an address for whoever else there may be.
+    _trains(job, *agents, master="127.0.0.1" if job.backend.name == "rallypoint" else "")
