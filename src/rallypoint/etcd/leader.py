@@ -130,6 +130,8 @@ class Leader:
         if found.board is not None and found.board.ended is not None:
             self._tomb = found.board.lease
         self._release_run_lease()
+        if leading.lease:
+            self._hang(leading)  # also where there is nothing to write: the run lives by it
         with self._client.watch(
             self._keys.said, prefix=True, revision=found.revision + 1, wake=self._wake.set
         ) as watch:
