@@ -142,7 +142,8 @@ class EtcdLink:
         self.check()
         with self.changed:
             self._refusal = None
-            if self._view.state is State.FENCED:
+            if self._view.state is State.FENCED or (self._view.state is State.IDLE and self._reading.node_id):
+                # Who was given up or has left comes back as another: its old name is about to be cleared away.
                 self._view = core.reborn(self._view, self._reborn(self._view.node))
             try:
                 self._view, self._to_say = core.join(self._view, time.monotonic(), timeout_s)
