@@ -156,7 +156,7 @@ class EtcdLink:
         self.check()
         with self.changed:
             self._view, left = core.leave(self._view, reason, why)
-            self._to_say = left
+            self._refusal, self._to_say = None, left
         self._start()
 
     def connect(self) -> None:
@@ -168,6 +168,7 @@ class EtcdLink:
         """Write down the wish; False where etcd cannot be reached now."""
         self.check()
         with self.changed:
+            self._refusal = None
             asked = CloseAsked(by=self._view.node.id, why=why, incarnation=self._view.incarnation)
             self._to_wish, self._wish = codec.encode_message(asked), self._keys.wish(secrets.token_hex(8))
         self._start()
@@ -257,6 +258,7 @@ class EtcdLink:
             except (EtcdClosedError, EtcdForkError):
                 break
             except _HOPELESS as exc:
+                self._fail(str(exc))
                 self._refuse(str(exc))
                 wait_s = self._lease_ttl_s
             except (RendezvousStateError, RendezvousError) as exc:

@@ -55,8 +55,19 @@ class Reading:
         else:
             self._tellings = self._client.watch(told, revision=revision, wake=self._wake)
 
+    def _go_on(self) -> None:
+        """A watch that has ended with an error never goes on by itself, though etcd may be back: read what there is."""
+        watches = self._boards, self._tellings
+        if any(watch is not None and watch.is_over for watch in watches):
+            for watch in watches:
+                if watch is not None:
+                    watch.close()
+            self._boards = self._client.watch(self._keys.board, snapshot=True, wake=self._wake)
+            self._tellings = self._client.watch(self._keys.told(self.node_id), snapshot=True, wake=self._wake)
+
     def news(self) -> Iterator[None]:
         """Take what has arrived, one thing after another."""
+        self._go_on()
         for kv in _arrived(self._tellings):
             if kv is not None:
                 self.told = codec.decode_notice(kv.value)

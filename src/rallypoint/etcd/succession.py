@@ -40,7 +40,7 @@ class Succession:
         if self._leader is not None:
             self.rest(lease.ttl_s)
             return False
-        if named and self._watch is None:
+        if named and (self._watch is None or self._watch.is_over):
             self._watch = self._client.watch(self._keys.leader, snapshot=True, wake=self._wake)
         self._hear()
         return self._vacant or time.monotonic() >= self.look_at
@@ -66,5 +66,5 @@ class Succession:
             self._leader.retire(after, timeout_s)
 
     def _hear(self) -> None:
-        while self._watch is not None and (item := self._watch.get(0)) is not None:
+        while self._watch is not None and not self._watch.is_over and (item := self._watch.get(0)) is not None:
             self._vacant = not item.kvs if isinstance(item, Resync) else item.is_delete

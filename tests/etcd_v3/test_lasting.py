@@ -1,0 +1,168 @@
+"""What outlives a trouble that has passed: the run's lease, a node that comes back, its watches, its last word."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from rallypoint.core.model import Bounds, Ending, Reason, Settings
+from rallypoint.core.node import State
+from rallypoint.errors import RendezvousTimeoutError
+from rallypoint.etcd import estate, leader
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.link import EtcdLink
+from rallypoint.etcd.member import EtcdMember
+from rallypoint.etcd_client import EtcdClient
+from rallypoint.membership.member import this_node
+from tests.etcd.servers import HOST, Cluster, running
+from tests.etcd_v3.harness import PREFIX, Observer, until
+
+
+def member(
+    endpoints: str,
+    run: str,
+    nodes: Bounds,
+    name: str = "a",
+    *,
+    outage_grace_s: float = 300.0,
+    closed_ttl_s: float = 60.0,
+) -> EtcdMember:
+    settings = Settings(outage_grace_s=outage_grace_s, closed_ttl_s=closed_ttl_s, crash_pause_s=0.0)
+    node = this_node(name, address=HOST)
+    return EtcdMember(EtcdClient(endpoints), PREFIX, run, nodes, settings, node, lease_ttl_s=2, call_s=10.0)
+
+
+def link_of(node: EtcdMember) -> EtcdLink:
+    assert isinstance(node.link, EtcdLink)
+    return node.link
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    """What is to be done at the end, whatever happens."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def joined(ends: ExitStack, *nodes: EtcdMember) -> None:
+    """All of them at once, in one world."""
+    for node in nodes:
+        ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    with ThreadPoolExecutor() as pool:
+        places = list(pool.map(lambda node: node.join(30.0), nodes))
+    assert len({place.seal_id for place in places}) == 1
+
+
+def test_a_leader_that_starts_over_and_has_nothing_to_say_renews_the_lease_of_the_run(
+    cluster: Cluster, run: str, observer: Observer, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "RUN_LEASE_S", 3)
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    joined(ends, node)
+    first: Any = link_of(node)._succession._leader
+    first.retire(0, 10.0)
+    until(lambda: link_of(node)._succession._leader not in (first, None), "the node leads once more")
+    lease, left = link_of(node).run_lease, [3]
+
+    def is_told() -> bool:
+        left.append(observer.client.time_to_live(lease).ttl)
+        return left[-1] > left[-2] or left[-1] < 0
+
+    until(is_told, "it is renewed, or is gone")
+    left.clear()
+    left.append(3)
+    until(is_told, "it is renewed once more, or is gone")
+    assert left[-1] >= 0, "it was let go"
+    assert observer.board() is not None
+
+
+def test_who_comes_back_after_its_join_timed_out_is_not_taken_for_the_one_who_left(
+    cluster: Cluster, run: str, observer: Observer, ends: ExitStack
+) -> None:
+    a = member(cluster.endpoints, run, Bounds(2, 2))
+    ends.callback(a.leave, Reason.WITHDREW, patience_s=0.0)
+    with pytest.raises(RendezvousTimeoutError):
+        a.join(1.0)
+    b = member(cluster.endpoints, run, Bounds(2, 2), "b")
+    joined(ends, a, b)
+
+
+class _Refusal(socketserver.BaseRequestHandler):
+    """What a load balancer says that finds no server behind it."""
+
+    def handle(self) -> None:
+        self.request.recv(65536)
+        self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        while self.request.recv(65536):
+            """Until the other side hangs up, so that it has read the answer."""
+
+
+class _Balancer(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+
+@contextmanager
+def nobody_behind(cluster: Cluster) -> Iterator[None]:
+    """Something else answers in etcd's place, for as long as the block lasts."""
+    (etcd,) = cluster.members
+    etcd.kill()
+    with _Balancer((HOST, etcd.port), _Refusal) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+    etcd.start()
+    etcd.wait()
+
+
+def lose_hope(cluster: Cluster, *nodes: EtcdMember) -> None:
+    """Let something else answer in etcd's place until the nodes' watches have ended, and they have tried once more."""
+    watches: list[Any] = [link_of(node)._reading._tellings for node in nodes]
+    with nobody_behind(cluster):
+        until(lambda: all(watch.is_over for watch in watches), "their watches end")
+        until(lambda: all(link_of(node).refusal is not None for node in nodes), "they see no hope")
+
+
+def test_who_was_told_that_there_is_no_hope_hears_again_when_etcd_is_back(run: str, ends: ExitStack) -> None:
+    with running() as cluster:
+        a, b = nodes = [member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab"]
+        joined(ends, *nodes)
+        lose_hope(cluster, *nodes)
+        b.leave(Reason.WITHDREW)
+        assert a.wait(lambda view: view.state is State.BROKEN, time.monotonic() + 30), link_of(a).trouble
+        ends.close()
+
+
+def test_who_was_told_that_there_is_no_hope_finishes_well_when_etcd_is_back(run: str, ends: ExitStack) -> None:
+    with running() as cluster, EtcdClient(cluster.endpoints) as client:
+        nodes = [member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab"]
+        joined(ends, *nodes)
+        lose_hope(cluster, *nodes)
+        with ThreadPoolExecutor() as pool:
+            assert all(pool.map(lambda node: node.leave(Reason.FINISHED), nodes))
+        board = estate.read_board(client, Keys(PREFIX, run), run)
+        assert board is not None
+        assert board.ended is not None
+        assert board.ended.ending is Ending.SUCCEEDED
+
+
+def test_no_hope_is_an_outage_that_ends_the_trust_in_a_world(run: str, ends: ExitStack) -> None:
+    with running() as cluster:
+        node = member(cluster.endpoints, run, Bounds(1, 1), outage_grace_s=1.0)
+        joined(ends, node)
+        with nobody_behind(cluster):
+            assert node.wait(lambda view: view.state is State.BROKEN, time.monotonic() + 30)
+            assert node.waiting() == 1
+        ends.close()
