@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -354,3 +356,17 @@ def test_limits_may_be_set_higher() -> None:
         store.set("key", b"x" * limits.value_bytes)
         assert len(store.get("key")) == limits.value_bytes
     server.stop()
+
+
+def test_a_server_that_nobody_holds_serves_on_and_its_thread_rests() -> None:
+    server = StoreServer()
+    server.start_in_thread(listen("127.0.0.1"))
+    port, held = server.port, weakref.ref(server)
+    del server
+    gc.collect()
+    kept = held()
+    assert kept is not None, "its alarm would be closed with it, and never be quiet again"
+    with TcpStore("127.0.0.1", port, timeout=SOON) as store:
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+    kept.stop()

@@ -90,12 +90,7 @@ class StoreServer:
         listener = self._open(sock)
         self._alarm, ring = socket.socketpair()
         listener.watch(ring, lambda _: ring.recv(1))
-
-        def run() -> None:
-            with ring:
-                listener.run()
-
-        self._thread = threading.Thread(target=run, name="rallypoint-store", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(listener, ring), name="rallypoint-store", daemon=True)
         try:
             self._thread.start()
         except BaseException:
@@ -121,6 +116,11 @@ class StoreServer:
                 self._alarm.send(b"!")
             if threading.current_thread() is not self._thread:
                 self._thread.join(_STOP_PATIENCE_S)
+
+    def _run(self, listener: Listener, ring: socket.socket) -> None:
+        """On the thread, which holds the server: one that nobody else holds goes on, and its alarm does not go off."""
+        with ring:
+            listener.run()
 
     def _stop_on(self, loop: asyncio.AbstractEventLoop) -> None:
         if _running_loop() is loop or not loop.is_running():
