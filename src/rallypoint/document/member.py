@@ -28,6 +28,8 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 
+_PLACED = (State.HOLDS, State.BROKEN)
+"""A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
 _SETTLED = (State.CLOSED, State.REFUSED, State.FENCED)
 
 
@@ -72,16 +74,17 @@ class DocumentMember:
 
     def join(self, timeout_s: float) -> Placed:
         """Wait for a place in the next world, all in all at most so long (rule 13)."""
-        if self._left:
-            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+        self._check_left()
         started = time.monotonic()
         with self._joining:
             before = self.view.world
             while True:
                 self._ask(started + timeout_s)
                 settled = self._settle(before, started + timeout_s)
-                if not settled or self.view.state is not State.FENCED:
+                if not settled or self.view.state is not State.FENCED or self._left:
                     return self._outcome(settled, time.monotonic() - started)
+                if self.view.stood_by:
+                    started = time.monotonic()  # the deadline did not run while it stood by (rule 13)
 
     def waiting(self) -> int:
         """Rule 6b: from memory, at once."""
@@ -145,6 +148,8 @@ class DocumentMember:
 
         def ask() -> None:
             editor = self._editor
+            if self._left:
+                return  # nobody waits for it any more
             if editor.view.state in (State.FENCED, State.REFUSED):
                 editor.reborn(fresh_identity(prepared))
             node = msgspec.structs.replace(prepared, id=editor.view.node.id)
@@ -155,14 +160,16 @@ class DocumentMember:
 
         asked = threading.Event()
         self.heart.order(ask)
-        asked.wait(max(deadline - time.monotonic(), 0.001))
+        self.heart.wait(lambda: asked.is_set() or self._left, deadline)
 
     def _settle(self, before: Placed | None, deadline: float) -> bool:
         """Wait until a join has led to something; a spare waits without a deadline."""
 
         def is_settled() -> bool:
             view = self.view
-            if view.state is State.HOLDS:
+            if self._left:
+                return True
+            if view.state in _PLACED:
                 return view.world is not before
             return view.state in _SETTLED or self.heart.failure is not None
 
@@ -173,7 +180,7 @@ class DocumentMember:
 
     def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
         view = self.view
-        if settled and view.state is State.HOLDS and view.world is not None:
+        if settled and view.state in _PLACED and view.world is not None:
             return view.world
         if view.state is State.CLOSED:
             if view.stood_by and view.ending is Ending.SUCCEEDED:
@@ -181,6 +188,7 @@ class DocumentMember:
             raise RendezvousClosedError(f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}")
         if view.state is State.REFUSED:
             raise RendezvousError(f"run {self.run_id!r} cannot be joined: {view.why}")
+        self._check_left()
         failure, trouble = self.heart.failure, self.heart.trouble
         self.heart.order(lambda: self._editor.leave(Reason.WITHDREW, "its join timed out"))
         self._done(time.monotonic() + 1.0)
@@ -192,6 +200,10 @@ class DocumentMember:
                 f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: its backend cannot be reached ({trouble})"
             )
         raise RendezvousTimeoutError(f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: {view.why}")
+
+    def _check_left(self) -> None:
+        if self._left:
+            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
 
     def _done(self, deadline: float) -> bool:
         """Wait until the document says what was asked of it."""
