@@ -170,6 +170,42 @@ def test_workers_run_on_while_the_server_is_away_until_the_grace_ends(stage: Sta
     assert patient.heard("changed") == []
 
 
+def test_the_grace_ends_although_another_job_has_taken_the_servers_place(stage: Stage) -> None:
+    server = stage.server()
+    a, b, stranger = stage.nodes("a", "b", "stranger")
+    for node in (a, b):
+        node.join(server.endpoint, 2, outage_grace=2.0)
+    by_rank([a, b])
+    server.kill()
+    stranger.join(server.endpoint, 1, run="another", is_host=True)
+    stranger.placed()
+    for node in (a, b):
+        assert node.changed()["why"] == "the authority has been away for more than 2 s"
+        assert node.waiting() == 1
+        node.again()
+        assert "this server is part of the job 'another' and serves no other run" in node.failed(
+            "RendezvousConnectionError"
+        )
+
+
+def test_a_server_finds_its_nodes_although_another_job_had_its_place_for_a_while(stage: Stage) -> None:
+    server = stage.server()
+    a, b, stranger = stage.nodes("a", "b", "stranger")
+    for node in (a, b):
+        node.join(server.endpoint, 2)
+    by_rank([a, b])
+    server.kill()
+    stranger.join(server.endpoint, 1, run="another", is_host=True)
+    stranger.placed()
+    for node in (a, b):
+        node.ask("outage", "outage", seconds=1.0)
+    stranger.kill()
+    stage.server(port=server.port, hold_s=HOLD_S)
+    for node in (a, b):
+        assert node.ask("reach", "reached")["state"] == "holds its world"
+        assert node.heard("changed") == []
+
+
 def test_another_process_takes_over_when_the_one_that_serves_is_killed(stage: Stage) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     host, b, c = stage.nodes("host", "b", "c")

@@ -85,7 +85,15 @@ class Link:
 
     @property
     def refusal(self) -> str | None:
-        """Why the authority will not have this node at all; None while there is hope."""
+        """Why the authority will not have this node at all; None while there is hope.
+
+        Who holds a world hopes on, whatever answers in its authority's place: that one may be back, or its grace ends
+        (rule 14).
+        """
+        return None if self.view.state is State.HOLDS else self._turned_away
+
+    @property
+    def _turned_away(self) -> str | None:
         goodbye = self._session.goodbye
         return goodbye.why if goodbye is not None and goodbye.final else None
 
@@ -198,6 +206,8 @@ class Link:
         if self._task is not None:
             self._task.cancel()
         self._drop()
+        with self.changed:
+            self.changed.notify_all()
 
     def _drop(self) -> None:
         if self._transport is not None:
@@ -214,7 +224,7 @@ class Link:
                     await self._connect(line)
                     # An authority that turns nodes away is not to be stormed by them.
                     welcomed = await line.ended
-                    pause = FIRST_RETRY_S if welcomed else pause
+                    pause = FIRST_RETRY_S if welcomed and self._turned_away is None else pause
                     if self._gave_up and not welcomed and not self.view.incarnation:
                         self.trouble += await _what_answers(self.host, self.port)
                 except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
