@@ -180,6 +180,57 @@ def test_a_handler_that_was_shut_down_says_so() -> None:
     assert _run(LEFT).strip() == "run 'run' was left by this node: a new handler can join it again"
 
 
+MEANWHILE = """
+import time
+def until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+first, spare = handler(), handler()
+first.next_rendezvous()
+def join():
+    try:
+        spare.next_rendezvous()
+    except rallypoint.RendezvousError as exc:
+        print(exc)
+joining = threading.Thread(target=join, daemon=True)
+joining.start()
+until(lambda: spare._member.view.stood_by)
+began = time.monotonic()
+assert spare.shutdown()
+assert time.monotonic() - began < 8, "it waited for the handler that goes on, which serves on its own"
+joining.join(20)
+assert not joining.is_alive(), "its join goes on"
+assert first.num_nodes_waiting() == 0
+assert first.shutdown()
+"""
+
+
+def test_a_shutdown_ends_a_join_that_is_under_way_and_holds_up_no_other_handler() -> None:
+    assert _run(MEANWHILE).strip() == "run 'run' was left by this node: a new handler can join it again"
+
+
+OVER = """
+pair = [handler(low=2, high=2, node_name=name) for name in ("a", "b")]
+def take_part(mine):
+    mine.next_rendezvous()
+    member = mine._member
+    watching = threading.Thread(target=member.wait_until_over, args=(member.view.world,), daemon=True)
+    watching.start()
+    assert mine.shutdown()
+    watching.join(20)
+    print("over" if not watching.is_alive() else "watched for ever")
+threads = [threading.Thread(target=take_part, args=(mine,)) for mine in pair]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_a_world_that_was_finished_and_left_is_over_for_who_watches_it() -> None:
+    assert _run(OVER).split() == ["over", "over"]
+
+
 CLOSED = """
 mine = handler()
 mine.set_closed()

@@ -63,7 +63,7 @@ class Member:
         self._storing = threading.Lock()
         self._store: RoundStore | None = None
         self._finished = False
-        self._left = False
+        self._left = self._gone = False
         self.link: Link = open_link(self._prepare)
 
     @property
@@ -75,8 +75,7 @@ class Member:
 
     def join(self, timeout_s: float) -> Placed:
         """Wait for a place in the next world, all in all at most so long (rule 13)."""
-        if self._left:
-            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+        self._check_left()
         started = time.monotonic()
         with self._joining:
             placed = self._join(started, timeout_s)
@@ -139,7 +138,7 @@ class Member:
     def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
         """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self.link.wait(lambda view: not _is_in(view, placed), deadline)
+        return self.link.wait(lambda view: self._gone or not _is_in(view, placed), deadline)
 
     def finish(self) -> None:
         """Say that this node's work is done (rule 8), and stay for the others until `leave`."""
@@ -166,6 +165,7 @@ class Member:
                 done = self.link.is_heard(deadline)
         if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
             done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
+        self._gone = True
         self.link.close()
         done = self._let_go(deadline) and done
         with self._storing:
@@ -206,14 +206,14 @@ class Member:
         while True:
             self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
             settled = self._settle(before, started + timeout_s)
-            if not settled or self.view.state is not State.FENCED:
+            if not settled or self.view.state is not State.FENCED or self._left:
                 return self._outcome(settled, time.monotonic() - started)
 
     def _settle(self, before: Placed | None, deadline: float) -> bool:
         """Wait until a join has led to something; a spare waits without a deadline."""
 
         def is_settled(view: View) -> bool:
-            if self.link.refusal is not None:
+            if self._left or self.link.refusal is not None:
                 return True
             if view.state in _PLACED:
                 return view.world is not before
@@ -236,6 +236,7 @@ class Member:
             raise RendezvousClosedError(f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}")
         if view.state is State.REFUSED:
             raise RendezvousError(f"run {self.run_id!r} cannot be joined: {view.why}")
+        self._check_left()
         link.leave(Reason.WITHDREW, "its join timed out")
         if view.out_since is not None:
             raise RendezvousTimeoutError(
@@ -246,8 +247,13 @@ class Member:
             f"run {self.run_id!r} at {link.where()} was not joined within {elapsed_s:.1f} s: {view.why}"
         )
 
+    def _check_left(self) -> None:
+        if self._left:
+            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+
     def _open_store(self, placed: Placed) -> None:
         with self._storing:
+            self._check_left()  # whoever left meanwhile has released what there was, and would release no more
             self._release_store()
             listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
             self._store = self._make_store(placed, listener)

@@ -57,6 +57,11 @@ class Host:
                 await service.stop()
 
     @property
+    def is_alone(self) -> bool:
+        """Whether nobody else of this process uses the server.  On the background loop only."""
+        return _users.get((self.address, self.port), set()) <= {self}
+
+    @property
     def service(self) -> Service | None:
         """The server, if this process hosts it."""
         return _hosted.get((self.address, self.port))

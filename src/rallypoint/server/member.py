@@ -82,12 +82,15 @@ async def _on_loop(host: Host) -> bool:
 
 
 async def _until_quiet(host: Host, timeout_s: float) -> bool:
-    """Wait until nobody is connected to the server that this process hosts, and let go of it."""
+    """Wait until nobody is connected to the server that this process hosts, and let go of it.
+
+    Where others of this process go on using it, it stays, and there is nothing to wait for.
+    """
     import asyncio
 
     service = host.service
     try:
-        if service is not None and service.connections:
+        if service is not None and service.connections and host.is_alone:
             await asyncio.wait_for(service.quiet.wait(), timeout_s)
     except (TimeoutError, asyncio.TimeoutError):
         return False
