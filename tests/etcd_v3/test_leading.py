@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from itertools import count
 
 from rallypoint.core import codec
 from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node, Phase, Run, Settings
-from rallypoint.etcd.leading import Leading, Word
+from rallypoint.etcd.leader import Leader
+from rallypoint.etcd.leading import Gone, Leading, Word
+from rallypoint.etcd_client import EtcdNoSpaceError
 
 LAST_CALL_S = 1.0
 
@@ -33,3 +37,41 @@ def test_what_fell_due_while_the_leader_was_writing_is_due_still() -> None:
     assert run.run.phase is Phase.SEALED
     due = run.wake_at()
     assert due is None or due > 15.0, "what was done is due no more"
+
+
+def test_a_word_that_arrives_after_a_reading_that_was_without_it_is_over() -> None:
+    """It was said, and its node was gone again, before the reading; the news of both arrive later."""
+    run = leading()
+    run.take([joins("a", 1), joins("b", 2)], now=10.0)
+    here = [joins("a", 1), joins("b", 2)]
+    run.take_all(here, (), 9, now=10.1)
+    run.take([joins("x", 4)], now=10.2)
+    assert run.run.phase is Phase.GATHERING, "all three would be a world at once, with one who is gone"
+    run.take([Gone("x", 5)], now=10.3)
+    run.tick(15.0)
+    assert run.run.world is not None
+    assert [node.id for node in run.run.world.members] == ["a", "b"]
+
+
+class Stubborn(Leader):
+    """A leader whose writes etcd does not take; it is told of something once, and gives up after a while."""
+
+    def __init__(self) -> None:
+        self._run_id, self._run_lease, self.is_over = "run", None, False
+        self._wake = threading.Event()
+        self._wake.set()
+        self._over = lambda: None
+        self.starts: list[float] = []
+        self._run()
+
+    def _is_leader(self) -> bool:
+        return len(self.starts) < 4
+
+    def _lead(self) -> None:
+        self.starts.append(time.monotonic())
+        raise EtcdNoSpaceError("no room")
+
+
+def test_a_leader_pauses_before_it_starts_over_whatever_woke_it_last() -> None:
+    starts = Stubborn().starts
+    assert starts[-1] - starts[0] >= 0.3, "it asked without a pause"

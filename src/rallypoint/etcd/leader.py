@@ -100,6 +100,7 @@ class Leader:
                 except EtcdError as exc:
                     log.info("run %r: its leader starts over: %s", self._run_id, exc)
                 self._wake.wait(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                self._wake.clear()
                 failures += 1
         except _DeposedError:
             log.info("run %r: another node leads it now", self._run_id)

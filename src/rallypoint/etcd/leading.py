@@ -105,6 +105,7 @@ class Leading:
         self._policies = policies
         self._created: dict[str, int] = {}
         self._written: dict[str, int] = {}
+        self._read_at = 0  # all that lay in etcd then was taken; news of what was said and gone by then come too late
         self._sealing: Sealing | None = shown.world if shown is not None else None
         self._parts: tuple[bytes, ...] = ()
         self._told: dict[str, Said] = {}
@@ -137,7 +138,7 @@ class Leading:
         said: list[Word | Wish] = [*words, *wishes]
         said.sort(key=_written)
         self.take(said, now)
-        self.folded = max(self.folded, revision)
+        self.folded, self._read_at = max(self.folded, revision), revision
 
     def tick(self, now: float) -> None:
         """Time passed; due whenever `wake_at` says so."""
@@ -152,7 +153,7 @@ class Leading:
 
     def _take_word(self, word: Word, now: float) -> None:
         node_id = word.node_id
-        if word.written <= self._written.get(node_id, 0):
+        if word.written <= max(self._written.get(node_id, 0), self._read_at):
             return
         if self._created.get(node_id, word.created) != word.created:
             self._take_gone([Gone(node_id, word.created)], now)
