@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.core.model import Bounds, Ending, Reason, Settings
 from rallypoint.core.node import State
-from rallypoint.errors import RendezvousTimeoutError
+from rallypoint.errors import RendezvousError, RendezvousTimeoutError
 from rallypoint.etcd import estate, leader
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
@@ -162,3 +162,36 @@ def test_no_hope_is_an_outage_that_ends_the_trust_in_a_world(run: str, ends: Exi
             assert node.wait(lambda view: view.state is State.BROKEN, time.monotonic() + 30)
             assert node.waiting() == 1
         ends.close()
+
+
+def test_a_node_that_lingers_after_the_end_is_not_in_the_next_run(
+    cluster: Cluster, run: str, observer: Observer, ends: ExitStack
+) -> None:
+    """It stays for longer than the tombstone does, and its word on a live lease must not be taken for a join."""
+    a, b, new = (member(cluster.endpoints, run, Bounds(2, 2), name, closed_ttl_s=1.0) for name in ("a", "b", "new"))
+    joined(ends, a, b)
+    leads, lingers = (a, b) if link_of(a)._succession._leader is not None else (b, a)
+    leads.close_run()
+    until(lingers.is_closed, "it is told")
+    leads.leave(Reason.WITHDREW)
+    until(lambda: observer.board() is None, "the tombstone is gone")
+    until(lambda: observer.words() == 0, "and what was said in the run")
+    ends.callback(new.leave, Reason.WITHDREW, patience_s=0.0)
+    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
+        new.join(1.0)
+
+
+def test_whatever_happens_in_a_links_thread_is_told_to_who_waits_and_the_link_goes_on(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+
+    def fails() -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(link_of(node), "_look_after_leader", fails)
+        with pytest.raises(RendezvousError, match=r"the link to etcd failed: .*can't start new thread"):
+            node.join(30.0)
+    assert node.join(30.0).size == 1

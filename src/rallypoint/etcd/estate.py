@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 from rallypoint.etcd.adopting import Estate
 from rallypoint.etcd.board import Board, Sealing, Seated, decode_board, decode_roster
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leading import Gone, Saying, Wish, Word
-from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, KeyValue
+from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, EtcdError, KeyValue, Outcome, Resync
+from rallypoint.etcd_client.messages import RangeResponse
+
+log = logging.getLogger("rallypoint.etcd")
 
 
 def read_estate(client: EtcdClient, keys: Keys, run_id: str) -> Estate:
@@ -68,3 +74,23 @@ def gone(keys: Keys, key: bytes, revision: int) -> Gone | None:
     """A key of `in/` was deleted; None where it was not a node's."""
     node_id = keys.node_id(key)
     return Gone(node_id, revision) if node_id else None
+
+
+def found_by(outcome: Outcome, index: int) -> KeyValue | None:
+    """The key that an operation of a transaction read; None where there is none."""
+    answer = outcome.answers[index]
+    assert isinstance(answer, RangeResponse)
+    return answer.kvs[0] if answer.kvs else None
+
+
+def is_granted(client: EtcdClient, wish: str, deadline: float) -> bool:
+    """Wait until the leader has taken a wish, which it then deletes; False where that is not known by then."""
+    try:
+        with client.watch(wish, snapshot=True) as watch:
+            while (left_s := deadline - time.monotonic()) > 0:
+                item = watch.get(left_s)
+                if (isinstance(item, Resync) and not item.kvs) or (item and not isinstance(item, Resync)):
+                    return True
+    except EtcdError as exc:
+        log.info("whether the wish to close was granted cannot be found out: %s", exc)
+    return False

@@ -40,15 +40,11 @@ from rallypoint.etcd_client import (
     EtcdNoSpaceError,
     EtcdRefusedError,
     EtcdUnavailableError,
-    KeyValue,
     Lease,
-    Outcome,
-    Resync,
     compare,
     get_op,
     put_op,
 )
-from rallypoint.etcd_client.messages import RangeResponse
 from rallypoint.membership.addresses import address_among
 from rallypoint.membership.link import Peer, Prepare, differs
 
@@ -157,6 +153,7 @@ class EtcdLink:
         with self.changed:
             self._view, left = core.leave(self._view, reason, why)
             self._refusal, self._to_say = None, left
+            self.changed.notify_all()
         self._start()
 
     def connect(self) -> None:
@@ -179,19 +176,7 @@ class EtcdLink:
         """Wait until all that was said is in etcd for good, and a wish to close is granted."""
         if not self.wait(lambda _: self._to_say is None or self._refusal is not None, deadline):
             return False
-        return self._refusal is None and (not self._wish or self._is_granted(deadline))
-
-    def _is_granted(self, deadline: float) -> bool:
-        """Whether the leader has taken the wish: it then deletes it."""
-        try:
-            with self._client.watch(self._wish, snapshot=True) as watch:
-                while (left_s := deadline - time.monotonic()) > 0:
-                    item = watch.get(left_s)
-                    if (isinstance(item, Resync) and not item.kvs) or (item and not isinstance(item, Resync)):
-                        return True
-        except EtcdError as exc:
-            self._trouble = str(exc)
-        return False
+        return self._refusal is None and (not self._wish or estate.is_granted(self._client, self._wish, deadline))
 
     def peers(self, placed: Placed, timeout_s: float) -> Iterator[Peer]:
         """The members of a world in the order of their ranks."""
@@ -231,7 +216,9 @@ class EtcdLink:
 
     def close(self) -> None:
         """End the link: the node's lease goes, and with it its key."""
-        self._ending = True
+        with self.changed:
+            self._ending = True
+            self.changed.notify_all()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(4 * _HURRY_S)
@@ -269,6 +256,11 @@ class EtcdLink:
                 self._fail(str(exc), is_outage=not isinstance(exc, EtcdNoSpaceError))
                 wait_s = random.uniform(pause_s / 2, pause_s)
                 pause_s = min(pause_s * 2, self._view.settings.reconnect_backoff_s)
+            except Exception as exc:
+                # A thread that ended would leave a node that is renewed and does nothing.
+                log.exception("run %r: the link to etcd failed", self._run_id)
+                self._refuse(f"the link to etcd failed: {exc!r}")
+                wait_s = self._lease_ttl_s
             self._wake.wait(max(wait_s, 0.0))
             self._wake.clear()
         self._end()
@@ -288,6 +280,8 @@ class EtcdLink:
             self._hear()
         if time.monotonic() >= self._look_up_at:
             self._hear()
+        if self._view.state is State.CLOSED and self._reading.is_open and self._reading.board is None:
+            self._shed()  # who founds the next run must not find what this node said in the last one
         self._look_after_leader()
         now = time.monotonic()
         lease = self._lease
@@ -335,12 +329,12 @@ class EtcdLink:
             [*puts, get_op(keys.leader), get_op(keys.board)],  # type: ignore[list-item]
             again=True,
         )
-        leader = None if outcome.succeeded else _first(outcome, -2)
+        leader = None if outcome.succeeded else estate.found_by(outcome, -2)
         if outcome.succeeded:
             self._succession.lead(lease, outcome.revision)
         elif leader is not None and leader.lease == lease.id:
             self._succession.lead(lease, leader.create_revision)
-        board = _first(outcome, -1)
+        board = estate.found_by(outcome, -1)
         if board is not None and self._reading.take_board(board):
             self._hear()
         waits = self._view.state in (State.WAITING, State.SPARE)
@@ -490,10 +484,3 @@ class EtcdLink:
                 log.info("run %r: the node's lease was left to expire: %s", self._run_id, exc)
             except EtcdError as exc:
                 log.debug("run %r: the node's lease was not revoked: %s", self._run_id, exc)
-
-
-def _first(outcome: Outcome, index: int) -> KeyValue | None:
-    """The key that an operation of a transaction read; None where there is none."""
-    answer = outcome.answers[index]
-    assert isinstance(answer, RangeResponse)
-    return answer.kvs[0] if answer.kvs else None
