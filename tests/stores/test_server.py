@@ -251,9 +251,12 @@ def test_it_listens_on_the_address_that_it_was_given_and_no_other() -> None:
 
 
 def test_connections_of_machines_that_lost_their_power_are_given_up_by_the_kernel() -> None:
-    with listen("127.0.0.1") as listener:
-        with socket.create_connection(listener.getsockname(), SOON_S), listener.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    with (
+        listen("127.0.0.1") as listener,
+        socket.create_connection(listener.getsockname(), SOON_S),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 def test_a_name_is_an_address_too() -> None:
