@@ -29,8 +29,12 @@ from rallypoint.simulation.writer import Writer
 if TYPE_CHECKING:
     from rallypoint.simulation.world import World
 
-REST_S = 14.0
+REST_S = 18.0
+"""Longer than a closed run is remembered, a last call after that, and QUIET_S."""
+
 QUIET_S = 3.0
+
+SLOW_S = (0.05, 0.3)
 
 # Shorter than in production, so that a minute of virtual time holds many rounds; the proportions are the same.
 SETTINGS = Settings(
@@ -92,6 +96,7 @@ class DocumentWorld:
 
     def __init__(self, seed: int, bounds: Bounds, *, beside: bool, rings: bool, unsaid: bool) -> None:
         self.bounds, self.settings = bounds, SETTINGS
+        self.apart = False  # whether somebody had a store that the others do not have: then every beat is an edit
         self.beside, self.rings, self.unsaid = beside, rings, unsaid
         self.run_id = "run"
         self.durable = True
@@ -149,6 +154,7 @@ class DocumentWorld:
         self.processes[name] += 1
         node = Node(id=f"{name}.{self.processes[name]}", name=name, store=f"{name}:{self.processes[name]}", role=role)
         view = View(node=node, bounds=self.bounds, settings=self.settings)
+        self.apart = self.apart or own_store
         store = (Shelf() if own_store else self.medium.store) if self.beside else None
         offset = self.chance.uniform(0, 1e6)
         writer = Writer(self, view, offset, rate, store=store, stop_s=stop_s, timeout_s=timeout_s)
@@ -269,7 +275,7 @@ def _start(world: DocumentWorld, name: str, chance: random.Random) -> None:
         stop_s=chance.choice([0.05, 0.05, 0.5, 2.0]),
         timeout_s=chance.choice([5.0, 600.0, 600.0, 600.0]),
         rate=chance.choice([1.0, 1.0, 1.0, 0.98, 1.02]),
-        own_store=chance.random() < 0.03,
+        own_store=chance.random() < 0.03 and world.medium.delay_s != SLOW_S,
     )
 
 
@@ -300,7 +306,9 @@ def _to_the_medium(
         return [(5.0, "back", world.come_back)]
     hangs, loss = chance.random() < 0.5, chance.choice([0.0, 0.05, 0.3])
     # Where every beat is an edit, a slow medium has no room for the beats of all: that is known, and said in the docs.
-    delay_s = chance.choice([(0.001, 0.002), (0.001, 0.05), (0.05, 0.3) if world.beside else (0.01, 0.06)])
+    delay_s = chance.choice(
+        [(0.001, 0.002), (0.001, 0.05), SLOW_S if world.beside and not world.apart else (0.01, 0.06)]
+    )
 
     def lose() -> None:
         medium.loss = loss
