@@ -1,11 +1,13 @@
 """How fast a store answers: ours and torch's TCPStore, each server with its own clients, in turns.
 
 Where the kernel puts two processes that talk to each other decides more than what they do, and it changes its mind.  So
-the two kinds take turns, in slices of a fraction of a second, and what counts is the median of the ratios.
+one client has its place: beside its server on one core, or on another one.  And the two kinds take turns, in slices of a
+fraction of a second; what counts is the median of the ratios.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -23,6 +25,8 @@ GOALS = {"get": "at least 0.6", "add": "at least 0.4"}
 # How often in a slice, by all clients together: as long as a tenth of a second, about.
 OPERATIONS = {"get": 800, "set": 8000, "add": 1200, "compare_set": 1200}
 SLICES = 21
+# The cores of the server and of its one client.
+PLACES = {"beside its server": (0, 0), "on another core": (0, 1)}
 CLIENTS = 4
 CROWD = 1000
 CROWDS = 9
@@ -53,17 +57,22 @@ COLUMNS = ("torch TCPStore", "rallypoint", "ratio", "half of them", "goal")
 
 def run(console: Console, output: Path) -> None:
     """One client, several clients, and a crowd of bare connections."""
-    for clients in (1, CLIENTS):
-        console.print(_operations(clients))
+    for where, places in PLACES.items():
+        console.print(_operations(f"1 client, {where}", 1, places))
+    console.print(_operations(f"{CLIENTS} clients", CLIENTS))
     console.print(_crowds())
 
 
-def _operations(clients: int) -> Table:
-    title = f"store operations a second, {clients} client{'s' if clients > 1 else ''}"
+def _operations(who: str, clients: int, places: tuple[int, int] | None = None) -> Table:
+    title = f"store operations a second, {who}"
     title += "; and what they cost in microseconds of processor time, server + client"
     table = Table("operation", *COLUMNS, "cost, torch", "rallypoint", title=title, title_justify="left")
     with ExitStack() as stack:
         halls = [Hall(stack, kind, clients) for kind in KINDS]
+        if places is not None:
+            for hall in halls:
+                pin(hall.server.process.pid, places[0])
+                pin(hall.crew[0].process.pid, places[1])
         for name, times in OPERATIONS.items():
             for hall in halls:
                 hall.rate(name, times)  # warm
@@ -72,6 +81,13 @@ def _operations(clients: int) -> Table:
             spent = (f"{server:.0f} + {client:.0f}" for server, client in (hall.count() for hall in halls))
             table.add_row(name, *rates.row(lambda rate: f"{rate:,.0f}"), GOALS.get(name, ""), *spent)
     return table
+
+
+def pin(pid: int, place: int) -> None:
+    """Let a process, with all its threads, run on one of the cores that there are."""
+    cores = sorted(os.sched_getaffinity(0))
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {cores[place % len(cores)]})
 
 
 def in_turns(measures: list[Callable[[], float]], turns: int) -> Measured:
