@@ -1,7 +1,7 @@
 """How long nodes take to meet on etcd's API v2, and what a read costs: ours and torch's, side by side in one run.
 
 torch's etcd-v2 falls off a cliff: where joining takes longer than the 15 s after which it gives nodes up, they give up each
-other and begin anew.  64 nodes do so where etcd's disk is slow, 128 where it is quick too.
+other and begin anew.  64 nodes do so where etcd's disk is slow, 128 on a busy machine too.
 """
 
 from __future__ import annotations
