@@ -186,12 +186,20 @@ def test_whatever_happens_in_a_links_thread_is_told_to_who_waits_and_the_link_go
 ) -> None:
     node = member(cluster.endpoints, run, Bounds(1, 1))
     ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    link, is_failing_again = link_of(node), threading.Event()
 
     def fails() -> None:
+        if link._refusal is not None:
+            is_failing_again.set()
+            until(lambda: link._refusal is None, "somebody asks again")
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as broken:
-        broken.setattr(link_of(node), "_look_after_leader", fails)
+        broken.setattr(link, "_look_after_leader", fails)
         with pytest.raises(RendezvousError, match=r"the link to etcd failed: .*can't start new thread"):
             node.join(30.0)
+        link._wake.set()
+        assert is_failing_again.wait(30)
+    # What fails meanwhile was not asked by this join, and does not refuse it.
     assert node.join(30.0).size == 1
+    assert link.refusal is None

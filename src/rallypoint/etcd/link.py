@@ -102,6 +102,7 @@ class EtcdLink:
         self._succession = Succession(client, keys, run_id, self._wake.set)
         # How it goes.
         self._refusal: str | None = None
+        self._asked = 0
         self._trouble = "nothing was tried yet"
         self._reached = False
 
@@ -137,7 +138,7 @@ class EtcdLink:
         """Ask for a place in the next world; the view tells what became of it."""
         self.check()
         with self.changed:
-            self._refusal = None
+            self._ask()
             if self._view.state is State.FENCED or (self._view.state is State.IDLE and self._reading.node_id):
                 # Who was given up or has left comes back as another: its old name is about to be cleared away.
                 self._view = core.reborn(self._view, self._reborn(self._view.node))
@@ -152,7 +153,8 @@ class EtcdLink:
         self.check()
         with self.changed:
             self._view, left = core.leave(self._view, reason, why)
-            self._refusal, self._to_say = None, left
+            self._ask()
+            self._to_say = left
             self.changed.notify_all()
         self._start()
 
@@ -165,7 +167,7 @@ class EtcdLink:
         """Write down the wish; False where etcd cannot be reached now."""
         self.check()
         with self.changed:
-            self._refusal = None
+            self._ask()
             asked = CloseAsked(by=self._view.node.id, why=why, incarnation=self._view.incarnation)
             self._to_wish, self._wish = codec.encode_message(asked), self._keys.wish(secrets.token_hex(8))
         self._start()
@@ -235,6 +237,7 @@ class EtcdLink:
     def _run(self) -> None:
         pause_s = _FIRST_RETRY_S
         while not self._ending:
+            asked = self._asked
             try:
                 wait_s = self._turn()
                 pause_s = _FIRST_RETRY_S
@@ -246,10 +249,10 @@ class EtcdLink:
                 break
             except _HOPELESS as exc:
                 self._fail(str(exc))
-                self._refuse(str(exc))
+                self._refuse(str(exc), asked)
                 wait_s = self._lease_ttl_s
             except (RendezvousStateError, RendezvousError) as exc:
-                self._refuse(str(exc))
+                self._refuse(str(exc), asked)
                 wait_s = self._lease_ttl_s
             except EtcdError as exc:
                 self._in_doubt = True
@@ -259,7 +262,7 @@ class EtcdLink:
             except Exception as exc:
                 # A thread that ended would leave a node that is renewed and does nothing.
                 log.exception("run %r: the link to etcd failed", self._run_id)
-                self._refuse(f"the link to etcd failed: {exc!r}")
+                self._refuse(f"the link to etcd failed: {exc!r}", asked)
                 wait_s = self._lease_ttl_s
             self._wake.wait(max(wait_s, 0.0))
             self._wake.clear()
@@ -441,10 +444,17 @@ class EtcdLink:
         self._reading.forget()
         self._lease, self._said_at = None, 0
 
-    def _refuse(self, why: str) -> None:
+    def _ask(self) -> None:
+        """Something is asked of the link, with `changed` held: what was refused before is forgotten."""
+        self._refusal = None
+        self._asked += 1
+
+    def _refuse(self, why: str, asked: int) -> None:
+        """What was asked so far; what was asked since is for the next turn to answer."""
         with self.changed:
-            self._refusal, self._to_say = why, None
-            self.changed.notify_all()
+            if asked == self._asked:
+                self._refusal, self._to_say = why, None
+                self.changed.notify_all()
 
     def _fail(self, why: str, *, is_outage: bool = True) -> None:
         """etcd cannot be reached; or it can, and takes nothing, which is what who waits is told."""
