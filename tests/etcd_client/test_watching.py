@@ -23,9 +23,10 @@ class Play(RuleBasedStateMachine):
         super().__init__()
         self.revision, self.compacted = 1, 0
         self.book = Book()
-        self.watched = [Watched(b"k", b"", 2), Watched(b"k", b"", 2)]
-        self.seen: dict[Watched, list[int]] = {watch: [] for watch in self.watched}
-        self.excused: dict[Watched, list[range]] = {watch: [] for watch in self.watched}
+        self.watched: list[Watched] = []
+        self.since: dict[Watched, int] = {}
+        self.seen: dict[Watched, list[int]] = {}
+        self.excused: dict[Watched, list[range]] = {}
         # The server's side of the present stream: watch ids and the next revision to send; what is under way to us.
         self.watchers: dict[int, int] = {}
         self.wire: list[WatchResponse] = []
@@ -33,8 +34,24 @@ class Play(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        for watch in self.watched:
-            self.do(self.book.add(watch))
+        for _ in range(2):
+            self.another_begins(0)
+
+    @rule(back=st.integers(0, 6))
+    @precondition(lambda self: len(self.watched) < 6)
+    def another_begins(self, back: int) -> None:
+        """It looks at the same, from now on or from a while ago."""
+        watch = Watched(b"k", b"", max(self.revision + 1 - back, self.compacted, 2))
+        self.watched.append(watch)
+        self.since[watch], self.seen[watch], self.excused[watch] = watch.next_revision, [], []
+        self.do(self.book.add(watch))
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.watched) > 2)
+    def one_ends(self, data: st.DataObject) -> None:
+        watch = self.watched.pop(data.draw(st.integers(0, len(self.watched) - 1)))
+        del self.seen[watch]
+        self.do(self.book.remove(watch))
 
     def do(self, effects: Effects) -> None:
         for request in effects.send:
@@ -114,13 +131,15 @@ class Play(RuleBasedStateMachine):
         self.open = True
         self.do(self.book.opened())
 
-    @rule(index=st.integers(0, 1))
+    @rule(index=st.integers(0, 5))
     def user_is_slow(self, index: int) -> None:
-        if self.watched[index].phase in (Phase.ASKED, Phase.OPEN, Phase.WAITING):
+        if index < len(self.watched) and self.watched[index].phase in (Phase.ASKED, Phase.OPEN, Phase.WAITING):
             self.do(self.book.full(self.watched[index]))
 
-    @rule(index=st.integers(0, 1))
+    @rule(index=st.integers(0, 5))
     def user_goes_on(self, index: int) -> None:
+        if index >= len(self.watched):
+            return
         watch = self.watched[index]
         if watch.phase is Phase.GAP:
             self.excused[watch].append(range(watch.next_revision, self.revision + 1))
@@ -132,7 +151,7 @@ class Play(RuleBasedStateMachine):
     def nothing_is_lost_repeated_or_reordered(self) -> None:
         for watch, seen in self.seen.items():
             excused = {revision for gap in self.excused[watch] for revision in gap}
-            due = [revision for revision in range(2, watch.next_revision) if revision not in excused]
+            due = [revision for revision in range(self.since[watch], watch.next_revision) if revision not in excused]
             assert seen == due, f"{seen} instead of {due}"
 
     def teardown(self) -> None:
@@ -140,7 +159,7 @@ class Play(RuleBasedStateMachine):
         self.breaks()
         self.opens()
         for _ in range(5):
-            for index in range(2):
+            for index in range(len(self.watched)):
                 self.user_goes_on(index)
             self.receive(len(self.wire))
             for watch_id, start in self.watchers.items():
@@ -196,6 +215,27 @@ def test_a_user_without_permission_is_told_after_one_fresh_token(book: Book) -> 
     (delivery,) = book.heard(WatchResponse(watch_id=watch.watch_id, **refused)).deliver  # type: ignore[arg-type]
     assert isinstance(delivery.what, EtcdAuthError)
     assert not book.watches
+
+
+def test_what_several_look_at_is_sent_once_until_the_last_of_them_goes(book: Book) -> None:
+    first, second = Watched(b"k", b"", 5), Watched(b"k", b"", 7)
+    assert len(book.add(first).send) == 1
+    assert not book.add(second).send
+    told = book.heard(WatchResponse(watch_id=first.watch_id, events=events(5, 6, 7))).deliver
+    seen = {delivery.watch: [change.revision for change in delivery.what] for delivery in told}  # type: ignore[union-attr]
+    assert seen == {first: [5, 6, 7], second: [7]}
+    assert not book.remove(first).send
+    (cancel,) = book.remove(second).send
+    assert cancel.cancel_request is not None
+
+
+def test_who_needs_what_has_come_already_is_sent_it_once_more(book: Book) -> None:
+    first, second = Watched(b"k", b"", 5), Watched(b"k", b"", 5)
+    book.add(first)
+    book.heard(WatchResponse(watch_id=first.watch_id, events=events(5)))
+    (request,) = book.add(second).send
+    assert request.create_request is not None
+    assert request.create_request.start_revision == 5
 
 
 def test_all_watches_end_together(book: Book) -> None:

@@ -4,6 +4,8 @@ Each watch knows the revision of the next event that it needs.  After a break it
 is lost; events before it are dropped, so nothing is repeated.  Two things move it on: events, and etcd's word that
 this very watch has seen everything so far.  The answer to a progress request is no such word: many versions of etcd
 give it without looking whether all events were sent (etcd's issue 15220).  It proves that the stream lives, no more.
+
+Watches that look at the same share what etcd sends, unless one of them needs an event that has come already.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from rallypoint.etcd_client.messages import (
     WatchRequest,
     WatchResponse,
 )
+
+_What = tuple[bytes, bytes, bool]
+"""What is looked at: a key, the end of a range, and whether what was there before is wanted."""
 
 PROGRESS = WatchRequest(progress_request=WatchProgressRequest())
 _NOBODY = -1
@@ -90,12 +95,24 @@ class Effects:
     login: bool = False  # the token is stale: break off, fetch another, open a new stream
 
 
+@dataclass(eq=False)
+class _Feed:
+    """A watch as etcd knows it, for all of ours that look at the same: each event is sent once, however many they are."""
+
+    watch_id: int
+    what: _What
+    next_revision: int  # of the next event that comes on it
+    watches: dict[Watched, None] = field(default_factory=dict)
+    is_open: bool = False
+
+
 class Book:
     """All watches of a stream.  Streams come and go; the book stays."""
 
     def __init__(self) -> None:
         self.watches: dict[Watched, None] = {}  # in the order in which they came
-        self._by_id: dict[int, Watched] = {}
+        self._feeds: dict[int, _Feed] = {}
+        self._latest: dict[_What, _Feed] = {}
         self._asked: deque[int] = deque()
         # Every creation gets a number of its own, so that a late word about an earlier one is not taken for it.
         self._ids = itertools.count(1)
@@ -135,24 +152,29 @@ class Book:
         """The stream is gone."""
         self._open = False
         self._asked.clear()
-        for watch in self._by_id.values():
-            if watch.phase in (Phase.ASKED, Phase.OPEN):
+        for feed in self._feeds.values():
+            for watch in feed.watches:
                 watch.phase = Phase.WAITING
-        self._by_id.clear()
+        self._feeds.clear()
+        self._latest.clear()
 
     def heard(self, response: WatchResponse) -> Effects:
         """etcd said something."""
-        watch = self._whose(response)
-        if watch is None:
+        feed = self._whose(response)
+        if feed is None:
             return Effects()
         if response.canceled:  # first of all: it may say `created` as well
-            return self._canceled(watch, response)
+            return self._canceled(feed, response)
         if response.created:
-            watch.phase, watch.refusals = Phase.OPEN, 0
+            feed.is_open = True
+            for watch in feed.watches:
+                watch.phase, watch.refusals = Phase.OPEN, 0
         elif response.events:
-            return self._events(watch, response.events)
+            return _events(feed, response.events)
         else:
-            watch.next_revision = max(watch.next_revision, response.revision + 1)
+            feed.next_revision = max(feed.next_revision, response.revision + 1)
+            for watch in feed.watches:
+                watch.next_revision = max(watch.next_revision, response.revision + 1)
         return Effects()
 
     def end(self, error: EtcdError) -> Effects:
@@ -162,64 +184,94 @@ class Book:
             self.remove(watch)
         return Effects(deliver=ended)
 
-    def _events(self, watch: Watched, events: tuple[Event, ...]) -> Effects:
-        changes = tuple(_change(event, event.kv) for event in events if event.kv is not None)
-        fresh = tuple(change for change in changes if change.revision >= watch.next_revision)
-        if not fresh:
-            return Effects()
-        watch.next_revision = fresh[-1].revision + 1
-        return Effects(deliver=[Deliver(watch, fresh)])
-
-    def _whose(self, response: WatchResponse) -> Watched | None:
+    def _whose(self, response: WatchResponse) -> _Feed | None:
         watch_id = response.watch_id
         if response.created and self._asked:
             # Creations are answered in their order; one that fails may come back without its number.
             asked = self._asked.popleft()
             watch_id = asked if watch_id == _NOBODY else watch_id
-        return self._by_id.get(watch_id)
+        return self._feeds.get(watch_id)
 
-    def _canceled(self, watch: Watched, response: WatchResponse) -> Effects:
-        self._by_id.pop(watch.watch_id, None)
-        if response.compact_revision:
-            watch.phase = Phase.GAP
-            return Effects(deliver=[Deliver(watch, Gap(watch.next_revision, response.compact_revision))])
+    def _canceled(self, feed: _Feed, response: WatchResponse) -> Effects:
+        self._forget(feed)
+        effects, again = Effects(), list[Watched]()
         reason = response.cancel_reason or "no reason given"
-        watch.phase = Phase.WAITING
         is_auth = any(word in reason for word in ("permission denied", "auth", "user name"))
-        if is_auth and watch.refusals == 0:
-            # etcd does not say whether the token is stale or the user not allowed: a fresh token tells.
-            watch.refusals += 1
-            return Effects(login=True)
-        if is_auth or response.created:
-            watch.phase = Phase.ENDED
-            self.watches.pop(watch, None)
-            kind = EtcdAuthError if is_auth else EtcdRefusedError
-            return Effects(deliver=[Deliver(watch, kind(f"etcd refuses to watch {watch.key!r}: {reason}"))])
-        return self._create([watch])
+        for watch in feed.watches:
+            watch.phase = Phase.WAITING
+            if watch.next_revision < response.compact_revision:
+                watch.phase = Phase.GAP
+                effects.deliver.append(Deliver(watch, Gap(watch.next_revision, response.compact_revision)))
+            elif response.compact_revision:
+                again.append(watch)
+            elif is_auth and watch.refusals == 0:
+                # etcd does not say whether the token is stale or the user not allowed: a fresh token tells.
+                watch.refusals += 1
+                effects.login = True
+            elif is_auth or response.created:
+                watch.phase = Phase.ENDED
+                self.watches.pop(watch, None)
+                kind = EtcdAuthError if is_auth else EtcdRefusedError
+                refusal = kind(f"etcd refuses to watch {watch.key!r}: {reason}")
+                effects.deliver.append(Deliver(watch, refusal))
+            else:
+                again.append(watch)
+        effects.send += self._create(again).send
+        return effects
 
     def _create(self, watches: list[Watched]) -> Effects:
         effects = Effects()
         for watch in watches:
             if not self._open or watch.phase is not Phase.WAITING:
                 continue
-            watch.phase, watch.watch_id = Phase.ASKED, next(self._ids)
-            self._by_id[watch.watch_id] = watch
-            self._asked.append(watch.watch_id)
-            create = WatchCreateRequest(
-                watch.key,
-                watch.range_end,
-                watch.next_revision,
-                progress_notify=True,
-                prev_kv=watch.previous,
-                watch_id=watch.watch_id,
-            )
-            effects.send.append(WatchRequest(create_request=create))
+            what = (watch.key, watch.range_end, watch.previous)
+            feed = self._latest.get(what)
+            if feed is None or feed.next_revision > watch.next_revision:
+                feed = _Feed(next(self._ids), what, watch.next_revision)
+                self._feeds[feed.watch_id] = self._latest[what] = feed
+                self._asked.append(feed.watch_id)
+                effects.send.append(WatchRequest(create_request=_creation(feed)))
+            feed.watches[watch] = None
+            watch.watch_id, watch.phase = feed.watch_id, Phase.OPEN if feed.is_open else Phase.ASKED
         return effects
 
     def _cancel(self, watch: Watched) -> Effects:
-        if self._by_id.pop(watch.watch_id, None) is None:
+        """The last one to go ends the feed."""
+        feed = self._feeds.get(watch.watch_id)
+        if feed is None or watch not in feed.watches:
             return Effects()
-        return Effects([WatchRequest(cancel_request=WatchCancelRequest(watch.watch_id))])
+        del feed.watches[watch]
+        if feed.watches:
+            return Effects()
+        self._forget(feed)
+        return Effects([WatchRequest(cancel_request=WatchCancelRequest(feed.watch_id))])
+
+    def _forget(self, feed: _Feed) -> None:
+        del self._feeds[feed.watch_id]
+        if self._latest.get(feed.what) is feed:
+            del self._latest[feed.what]
+
+
+def _creation(feed: _Feed) -> WatchCreateRequest:
+    key, range_end, previous = feed.what
+    return WatchCreateRequest(
+        key, range_end, feed.next_revision, progress_notify=True, prev_kv=previous, watch_id=feed.watch_id
+    )
+
+
+def _events(feed: _Feed, events: tuple[Event, ...]) -> Effects:
+    changes = tuple(_change(event, event.kv) for event in events if event.kv is not None)
+    effects = Effects()
+    for watch in feed.watches if changes else ():
+        fresh = changes
+        if changes[0].revision < watch.next_revision:
+            fresh = tuple(change for change in changes if change.revision >= watch.next_revision)
+        if fresh:
+            watch.next_revision = fresh[-1].revision + 1
+            effects.deliver.append(Deliver(watch, fresh))
+    if changes:
+        feed.next_revision = max(feed.next_revision, changes[-1].revision + 1)
+    return effects
 
 
 def _change(event: Event, kv: KeyValue) -> Change:
