@@ -5,7 +5,6 @@ Names are etcd's own.  A field that is not listed is skipped when it is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
@@ -38,8 +37,7 @@ class CompareTarget(IntEnum):
     LEASE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeader(Message):
+class ResponseHeader(Message, frozen=True):
     """Who answered, and at which revision of the whole store."""
 
     cluster_id: Annotated[int, Tag(1, "uint64")] = 0
@@ -48,8 +46,7 @@ class ResponseHeader(Message):
     raft_term: Annotated[int, Tag(4, "uint64")] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Response(Message):
+class Response(Message, frozen=True):
     """What all answers have."""
 
     header: Annotated[ResponseHeader | None, Tag(1)] = None
@@ -60,8 +57,7 @@ class Response(Message):
         return self.header.revision if self.header is not None else 0
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue(Message):
+class KeyValue(Message, frozen=True):
     """A key as it is stored.  `version` counts its writes since it was created; `lease` is 0 where it hangs on none."""
 
     key: Annotated[bytes, Tag(1)] = b""
@@ -75,8 +71,7 @@ class KeyValue(Message):
 # Keys and values ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RangeRequest(Message):
+class RangeRequest(Message, frozen=True):
     """Read keys from `key` up to but without `range_end`."""
 
     key: Annotated[bytes, Tag(1)] = b""
@@ -94,8 +89,7 @@ class RangeRequest(Message):
     max_create_revision: Annotated[int, Tag(13)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RangeResponse(Response):
+class RangeResponse(Response, frozen=True):
     """The keys; `count` is how many there are without the limit."""
 
     kvs: Annotated[tuple[KeyValue, ...], Tag(2)] = ()
@@ -103,8 +97,7 @@ class RangeResponse(Response):
     count: Annotated[int, Tag(4)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PutRequest(Message):
+class PutRequest(Message, frozen=True):
     """Write one key."""
 
     key: Annotated[bytes, Tag(1)] = b""
@@ -115,15 +108,13 @@ class PutRequest(Message):
     ignore_lease: Annotated[bool, Tag(6)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class PutResponse(Response):
+class PutResponse(Response, frozen=True):
     """What was there before, if that was asked."""
 
     prev_kv: Annotated[KeyValue | None, Tag(2)] = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRangeRequest(Message):
+class DeleteRangeRequest(Message, frozen=True):
     """Delete keys from `key` up to but without `range_end`."""
 
     key: Annotated[bytes, Tag(1)] = b""
@@ -131,16 +122,14 @@ class DeleteRangeRequest(Message):
     prev_kv: Annotated[bool, Tag(3)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRangeResponse(Response):
+class DeleteRangeResponse(Response, frozen=True):
     """How many keys were deleted."""
 
     deleted: Annotated[int, Tag(2)] = 0
     prev_kvs: Annotated[tuple[KeyValue, ...], Tag(3)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOp(Message):
+class RequestOp(Message, frozen=True):
     """One operation of a transaction."""
 
     request_range: Annotated[RangeRequest | None, Tag(1, oneof="request")] = None
@@ -148,8 +137,7 @@ class RequestOp(Message):
     request_delete_range: Annotated[DeleteRangeRequest | None, Tag(3, oneof="request")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseOp(Message):
+class ResponseOp(Message, frozen=True):
     """The answer to one operation of a transaction."""
 
     response_range: Annotated[RangeResponse | None, Tag(1, oneof="response")] = None
@@ -157,8 +145,7 @@ class ResponseOp(Message):
     response_delete_range: Annotated[DeleteRangeResponse | None, Tag(3, oneof="response")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Compare(Message):
+class Compare(Message, frozen=True):
     """A condition of a transaction; a range that is empty fulfils it."""
 
     result: Annotated[int, Tag(1, "int32")] = CompareResult.EQUAL
@@ -172,8 +159,7 @@ class Compare(Message):
     range_end: Annotated[bytes, Tag(64)] = b""
 
 
-@dataclass(frozen=True, slots=True)
-class TxnRequest(Message):
+class TxnRequest(Message, frozen=True):
     """All of `success` if every compare holds, all of `failure` otherwise."""
 
     compare: Annotated[tuple[Compare, ...], Tag(1)] = ()
@@ -181,32 +167,28 @@ class TxnRequest(Message):
     failure: Annotated[tuple[RequestOp, ...], Tag(3)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TxnResponse(Response):
+class TxnResponse(Response, frozen=True):
     """Which of the two it was, and the answers."""
 
     succeeded: Annotated[bool, Tag(2)] = False
     responses: Annotated[tuple[ResponseOp, ...], Tag(3)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionRequest(Message):
+class CompactionRequest(Message, frozen=True):
     """Forget the history before a revision."""
 
     revision: Annotated[int, Tag(1)] = 0
     physical: Annotated[bool, Tag(2)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionResponse(Response):
+class CompactionResponse(Response, frozen=True):
     """Done."""
 
 
 # Watches --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WatchCreateRequest(Message):
+class WatchCreateRequest(Message, frozen=True):
     """Tell me of changes from a revision on."""
 
     key: Annotated[bytes, Tag(1)] = b""
@@ -219,20 +201,17 @@ class WatchCreateRequest(Message):
     fragment: Annotated[bool, Tag(8)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class WatchCancelRequest(Message):
+class WatchCancelRequest(Message, frozen=True):
     """Tell me no more."""
 
     watch_id: Annotated[int, Tag(1)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WatchProgressRequest(Message):
+class WatchProgressRequest(Message, frozen=True):
     """Say that you are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchRequest(Message):
+class WatchRequest(Message, frozen=True):
     """What a client says on a stream of watches."""
 
     create_request: Annotated[WatchCreateRequest | None, Tag(1, oneof="request_union")] = None
@@ -240,8 +219,7 @@ class WatchRequest(Message):
     progress_request: Annotated[WatchProgressRequest | None, Tag(3, oneof="request_union")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Event(Message):
+class Event(Message, frozen=True):
     """A change of one key."""
 
     type: Annotated[int, Tag(1, "int32")] = EventType.PUT
@@ -249,8 +227,7 @@ class Event(Message):
     prev_kv: Annotated[KeyValue | None, Tag(3)] = None
 
 
-@dataclass(frozen=True, slots=True)
-class WatchResponse(Response):
+class WatchResponse(Response, frozen=True):
     """What etcd says on a stream of watches.  It can be created and canceled at once: read `canceled` first."""
 
     watch_id: Annotated[int, Tag(2)] = 0
@@ -265,16 +242,14 @@ class WatchResponse(Response):
 # Leases ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGrantRequest(Message):
+class LeaseGrantRequest(Message, frozen=True):
     """A lease of so many seconds, under an id of the client's choice."""
 
     ttl: Annotated[int, Tag(1)] = 0
     id: Annotated[int, Tag(2)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGrantResponse(Response):
+class LeaseGrantResponse(Response, frozen=True):
     """The lease; etcd may grant more seconds than were asked for."""
 
     id: Annotated[int, Tag(2)] = 0
@@ -282,43 +257,37 @@ class LeaseGrantResponse(Response):
     error: Annotated[str, Tag(4)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRevokeRequest(Message):
+class LeaseRevokeRequest(Message, frozen=True):
     """End a lease and delete its keys."""
 
     id: Annotated[int, Tag(1)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRevokeResponse(Response):
+class LeaseRevokeResponse(Response, frozen=True):
     """Done."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseKeepAliveRequest(Message):
+class LeaseKeepAliveRequest(Message, frozen=True):
     """Renew a lease."""
 
     id: Annotated[int, Tag(1)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseKeepAliveResponse(Response):
+class LeaseKeepAliveResponse(Response, frozen=True):
     """How long it lives from now on; 0 if there is no such lease."""
 
     id: Annotated[int, Tag(2)] = 0
     ttl: Annotated[int, Tag(3)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimeToLiveRequest(Message):
+class LeaseTimeToLiveRequest(Message, frozen=True):
     """Ask for a lease without renewing it."""
 
     id: Annotated[int, Tag(1)] = 0
     keys: Annotated[bool, Tag(2)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimeToLiveResponse(Response):
+class LeaseTimeToLiveResponse(Response, frozen=True):
     """What is left of it (-1: nothing, it is gone), and the keys that hang on it."""
 
     id: Annotated[int, Tag(2)] = 0
@@ -330,8 +299,7 @@ class LeaseTimeToLiveResponse(Response):
 # The cluster ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Member(Message):
+class Member(Message, frozen=True):
     """One member of the cluster; it has no name until it has started."""
 
     id: Annotated[int, Tag(1, "uint64")] = 0
@@ -341,27 +309,23 @@ class Member(Message):
     is_learner: Annotated[bool, Tag(5)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class MemberListRequest(Message):
+class MemberListRequest(Message, frozen=True):
     """Who belongs to the cluster?  etcd before 3.5 answers from memory in any case."""
 
     linearizable: Annotated[bool, Tag(1)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class MemberListResponse(Response):
+class MemberListResponse(Response, frozen=True):
     """The members."""
 
     members: Annotated[tuple[Member, ...], Tag(2)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRequest(Message):
+class StatusRequest(Message, frozen=True):
     """How are you?  One member answers for itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusResponse(Response):
+class StatusResponse(Response, frozen=True):
     """A member's version, size, leader (0: it knows of none) and alarms."""
 
     version: Annotated[str, Tag(2)] = ""
@@ -375,16 +339,14 @@ class StatusResponse(Response):
     is_learner: Annotated[bool, Tag(10)] = False
 
 
-@dataclass(frozen=True, slots=True)
-class AuthenticateRequest(Message):
+class AuthenticateRequest(Message, frozen=True):
     """Give me a token."""
 
     name: Annotated[str, Tag(1)] = ""
     password: Annotated[str, Tag(2)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AuthenticateResponse(Response):
+class AuthenticateResponse(Response, frozen=True):
     """The token, to be sent along with each call."""
 
     token: Annotated[str, Tag(2)] = ""

@@ -1,4 +1,4 @@
-"""Messages as bytes and back, in protobuf's encoding, driven by the tags on the fields of dataclasses.
+"""Messages as bytes and back, in protobuf's encoding, driven by the tags on the fields of structs.
 
 etcd's messages consist of varints and length-delimited fields only, so this is all of protobuf that is needed, and
 it never clashes with the protobuf version of anybody else in the process.  Fields that the table does not know are
@@ -8,8 +8,10 @@ skipped; input that is cut short or damaged is refused with an `EtcdMessageError
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from rallypoint.etcd_client.errors import EtcdMessageError
 
@@ -42,10 +44,11 @@ class Tag:
     oneof: str = ""
 
 
-class Message:
-    """Base of all messages: a frozen dataclass whose fields are annotated with a `Tag`."""
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """Base of all messages: a frozen struct whose fields are annotated with a `Tag`.
 
-    __slots__ = ()
+    A message holds numbers, bytes, text and older messages: there are no cycles that the collector would have to find.
+    """
 
 
 M = TypeVar("M", bound=Message)
@@ -96,7 +99,7 @@ def _table(cls: type[Message]) -> _Table:
 
 def _make_table(cls: type[Message]) -> _Table:
     hints = get_type_hints(cls, include_extras=True)
-    tagged = [(field.name, *_unwrap(hints[field.name])) for field in fields(cls)]  # type: ignore[arg-type]
+    tagged = [(field.name, *_unwrap(hints[field.name])) for field in msgspec.structs.fields(cls)]
     lines = []
     for name, tag, base, repeated, optional in tagged:
         kind = {bytes: "bytes", str: "string", bool: "bool", int: tag.kind}.get(base, "message")
