@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.etcd_client.errors import EtcdMessageError
-from rallypoint.etcd_client.messages import KeyValue, PutRequest, RangeResponse, ResponseHeader, WatchCreateRequest
+from rallypoint.etcd_client.messages import (
+    KeyValue,
+    LeaseKeepAliveRequest,
+    LeaseRevokeRequest,
+    PutRequest,
+    PutResponse,
+    RangeResponse,
+    ResponseHeader,
+    ResponseOp,
+    WatchCreateRequest,
+)
 from rallypoint.etcd_client.wire import Field, Message, decode, encode, fields_of
 from tests.etcd_client.oracle import MESSAGES, read_by_protobuf, written_by_protobuf
 
@@ -120,6 +130,69 @@ def test_a_refusal_says_what_is_wrong_and_where(data: bytes, sentence: str) -> N
 def test_a_field_repeated_a_hundred_thousand_times_takes_no_longer_than_its_bytes() -> None:
     part = encode(RangeResponse(ResponseHeader(revision=7)))
     assert decode(RangeResponse, part * 100_000) == RangeResponse(ResponseHeader(revision=7))
+
+
+def test_a_message_in_a_hundred_thousand_parts_takes_no_longer_than_its_bytes() -> None:
+    part = encode(ResponseOp(response_range=RangeResponse(kvs=(KeyValue(b"k"),))))
+    assert decode(ResponseOp, part * 100_000) == ResponseOp(
+        response_range=RangeResponse(kvs=(KeyValue(b"k"),) * 100_000)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        # One number in two halves: the bytes of both parts together would be a message.
+        (RangeResponse, (b"\x0a\x02\x18\xff", b"\x0a\x01\x01")),
+        (RangeResponse, (b"\x0a\x02\x18\x01", b"\x0a\x02\x18\xff", b"\x0a\x01\x01")),
+        # What is replaced by another field of its oneof must be a message all the same.
+        (ResponseOp, (b"\x0a\x01\xff", encode(ResponseOp(response_put=PutResponse())))),
+    ],
+)
+def test_each_part_of_a_message_must_be_whole(kind: type[Message], parts: tuple[bytes, ...]) -> None:
+    with pytest.raises(DecodeError):
+        read_by_protobuf(kind, b"".join(parts))
+    with pytest.raises(EtcdMessageError):
+        decode(kind, b"".join(parts))
+
+
+def test_what_is_replaced_in_a_oneof_and_comes_again_starts_anew() -> None:
+    first = encode(ResponseOp(response_range=RangeResponse(count=1)))
+    other = encode(ResponseOp(response_put=PutResponse()))
+    again = encode(ResponseOp(response_range=RangeResponse(more=True)))
+    assert decode(ResponseOp, first + again + other + again) == ResponseOp(response_range=RangeResponse(more=True))
+    assert decode(ResponseOp, other + first + again) == ResponseOp(response_range=RangeResponse(more=True, count=1))
+
+
+@pytest.mark.parametrize("bits", range(1, 64))
+def test_numbers_of_every_length_are_written_and_read_as_protobuf_does(bits: int) -> None:
+    for number in {(1 << bits) - 1, -(1 << bits), min(1 << bits, (1 << 63) - 1), -1}:
+        message = LeaseRevokeRequest(number)
+        assert encode(message) == written_by_protobuf(message)
+        assert decode(LeaseRevokeRequest, encode(message)) == message
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 1023, 1024, (1 << 14) - 1, 1 << 14, (1 << 21) - 1, 1 << 21])
+def test_values_of_every_size_are_written_and_read_as_protobuf_does(size: int) -> None:
+    message = PutRequest(b"k", b"v" * size)
+    assert encode(message) == written_by_protobuf(message)
+    assert decode(PutRequest, encode(message)) == message
+
+
+@pytest.mark.parametrize("value", [bytearray(b"v"), memoryview(b"v")])
+def test_anything_that_is_bytes_is_written(value: Any) -> None:
+    assert encode(PutRequest(b"k", value)) == encode(PutRequest(b"k", b"v"))
+
+
+def test_messages_are_values() -> None:
+    message = KeyValue(b"k", version=1)
+    assert message == KeyValue(b"k", version=1)
+    assert message != KeyValue(b"k")
+    assert len({message, KeyValue(b"k", version=1)}) == 1
+    others: tuple[Message, Message] = LeaseRevokeRequest(1), LeaseKeepAliveRequest(1)
+    assert others[0] != others[1]
+    with pytest.raises(AttributeError):
+        message.key = b"other"  # type: ignore[misc]
 
 
 def test_repeated_numbers_are_read_packed_and_unpacked() -> None:

@@ -19,16 +19,15 @@ _REMEMBERED = 1024
 
 def varint(number: int) -> bytes:
     """A number of at most 64 bits as bytes; one below 0 is written as if 2**64 were added."""
-    if 0 <= number < 0x80:
-        return _SHORT[number]
-    if 0 <= number < 1 << 14:
+    if number < 0:
+        number += 1 << 64
+    if number < SIZES:
+        return SIZE[number]
+    if number < 1 << 14:
         return bytes((number & 0x7F | 0x80, number >> 7))
-    if 0 <= number < 1 << 21:
+    if number < 1 << 21:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
-    return _long_varint(number & _MASK_64)
-
-
-_SHORT = [bytes([number]) for number in range(0x80)]
+    return _long_varint(number)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -39,6 +38,11 @@ def _long_varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+SIZES = 1024
+SIZE = tuple(map(_long_varint.__wrapped__, range(SIZES)))
+"""Small numbers as bytes, for those who cannot wait: most values and messages have fewer bytes than `SIZES`."""
 
 
 def read_varint(name: str, data: bytes, position: int) -> tuple[int, int]:

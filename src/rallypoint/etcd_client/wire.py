@@ -35,7 +35,7 @@ from rallypoint.etcd_client.tables import (
     fields_of,
     table_of,
 )
-from rallypoint.etcd_client.varints import read_varint, varint
+from rallypoint.etcd_client.varints import SIZE, SIZES, read_varint, varint
 
 __all__ = ["Field", "Message", "Tag", "decode", "encode", "fields_of"]
 
@@ -90,7 +90,8 @@ def _sized(line: Line, value: Any) -> bytes:
         value = value.encode()
     elif type(value) is not bytes and not isinstance(value, (bytes, bytearray, memoryview)):
         raise EtcdMessageError(f"{line.field.name} must be bytes, and is {value!r}")
-    return varint(len(value)) + value  # type: ignore[no-any-return]
+    size = len(value)
+    return (SIZE[size] if size < SIZES else varint(size)) + value  # type: ignore[no-any-return]
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -157,9 +158,10 @@ def _read(table: Table, data: bytes) -> Message:
                 merged.pop(rival, None)
     for index in table.repeated:
         values[index] = tuple(values[index])
-    for index, parts in merged.items():
-        # Bytes one after the other are the messages merged.
-        values[index] = decode(type(values[index]), b"".join(parts))
+    if merged:
+        for index, parts in merged.items():
+            # Bytes one after the other are the messages merged.
+            values[index] = decode(type(values[index]), b"".join(parts))
     return table.make(*values)
 
 
