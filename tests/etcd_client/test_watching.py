@@ -13,7 +13,12 @@ from rallypoint.etcd_client.watching import Book, Change, Effects, Gap, Phase, W
 
 
 def events(*revisions: int) -> tuple[Event, ...]:
-    return tuple(Event(kv=KeyValue(b"k", 1, revision, 1, str(revision).encode())) for revision in revisions)
+    return tuple(Event(kv=KeyValue(key_of(revision), 1, revision, 1, str(revision).encode())) for revision in revisions)
+
+
+def key_of(revision: int) -> bytes:
+    """Three keys take turns."""
+    return b"k%d" % (revision % 3)
 
 
 class Play(RuleBasedStateMachine):
@@ -37,11 +42,12 @@ class Play(RuleBasedStateMachine):
         for _ in range(2):
             self.another_begins(0)
 
-    @rule(back=st.integers(0, 6))
+    @rule(back=st.integers(0, 6), key=st.sampled_from((None, b"k0", b"k1")))
     @precondition(lambda self: len(self.watched) < 6)
-    def another_begins(self, back: int) -> None:
-        """It looks at the same, from now on or from a while ago."""
-        watch = Watched(b"k", b"", max(self.revision + 1 - back, self.compacted, 2))
+    def another_begins(self, back: int, key: bytes | None = None) -> None:
+        """It looks at the same range or at one key of it, from now on or from a while ago."""
+        begin = max(self.revision + 1 - back, self.compacted, 2)
+        watch = Watched(b"k", b"l", begin) if key is None else Watched(key, b"", begin, within=(b"k", b"l"))
         self.watched.append(watch)
         self.since[watch], self.seen[watch], self.excused[watch] = watch.next_revision, [], []
         self.do(self.book.add(watch))
@@ -152,7 +158,8 @@ class Play(RuleBasedStateMachine):
         for watch, seen in self.seen.items():
             excused = {revision for gap in self.excused[watch] for revision in gap}
             due = [revision for revision in range(self.since[watch], watch.next_revision) if revision not in excused]
-            assert seen == due, f"{seen} instead of {due}"
+            mine = [revision for revision in due if watch.within is None or watch.key == key_of(revision)]
+            assert seen == mine, f"{seen} instead of {mine}"
 
     def teardown(self) -> None:
         """Once all is calm, everything arrives."""
@@ -168,6 +175,7 @@ class Play(RuleBasedStateMachine):
                     self.watchers[watch_id] = self.revision + 1
             self.receive(len(self.wire))
         self.nothing_is_lost_repeated_or_reordered()
+        self.book.broken()
         for watch in self.watched:
             assert watch.next_revision == self.revision + 1
 
@@ -236,6 +244,17 @@ def test_who_needs_what_has_come_already_is_sent_it_once_more(book: Book) -> Non
     (request,) = book.add(second).send
     assert request.create_request is not None
     assert request.create_request.start_revision == 5
+
+
+def test_who_looks_at_one_key_of_a_range_hears_of_no_other(book: Book) -> None:
+    first, second = (Watched(key, b"", 2, within=(b"k", b"l")) for key in (b"k0", b"k1"))
+    (request,) = book.add(first).send
+    assert request.create_request is not None
+    assert (request.create_request.key, request.create_request.range_end) == (b"k", b"l")
+    assert not book.add(second).send
+    told = book.heard(WatchResponse(watch_id=first.watch_id, events=events(2, 3, 4, 5, 6))).deliver
+    seen = {delivery.watch: [change.revision for change in delivery.what] for delivery in told}  # type: ignore[union-attr]
+    assert seen == {first: [3, 6], second: [4]}
 
 
 def test_all_watches_end_together(book: Book) -> None:

@@ -20,7 +20,7 @@ from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient, Tls, User
 from rallypoint.etcd_client.conductor import Watcher
 from rallypoint.etcd_client.hub import _hubs as hubs
-from rallypoint.membership.member import this_node
+from rallypoint.membership.identity import this_node
 from tests.faults.node import Puppet, obey, say
 
 DIES_WITHIN_S = 600.0

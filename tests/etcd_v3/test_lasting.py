@@ -20,7 +20,7 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient
-from rallypoint.membership.member import this_node
+from rallypoint.membership.identity import this_node
 from tests.etcd.servers import HOST, Cluster, running
 from tests.etcd_v3.harness import PREFIX, Observer, until
 

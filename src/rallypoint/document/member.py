@@ -27,6 +27,7 @@ from rallypoint.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from rallypoint.membership.identity import mint_id
 
 _PLACED = (State.HOLDS, State.BROKEN)
 """A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
@@ -225,14 +226,10 @@ class DocumentMember:
 
 def fresh_identity(node: Node) -> Node:
     """The same process under a new identity."""
-    return msgspec.structs.replace(node, id=f"{node.name}.{_mint()}")
+    return msgspec.structs.replace(node, id=mint_id(node.name))
 
 
 def _minting() -> Callable[[], str]:
     """Gives fresh random texts by a seed of its own: an editor needs one with every look, and the system is slow to ask."""
     chance = random.Random(secrets.randbits(256))
     return lambda: f"{chance.getrandbits(48):012x}"
-
-
-def _mint() -> str:
-    return secrets.token_hex(6)

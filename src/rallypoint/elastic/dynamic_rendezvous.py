@@ -6,7 +6,6 @@ The names and signatures are PyTorch's; what happens behind them is the core, ed
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from rallypoint.document.bootstrap import Offer, own_address
 from rallypoint.document.member import DocumentMember
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.options import OptionValues, choice, number, read_options, seconds, text
+from rallypoint.membership.identity import mint_id
 from rallypoint.membership.round_store import split_endpoint
 from rallypoint.stores import PrefixStore, TcpStore
 from rallypoint.stores.late import LateStore
@@ -369,7 +369,7 @@ def _run_settings(settings: RendezvousSettings, options: OptionValues) -> Settin
 def _this_node(options: OptionValues, address: str) -> Node:
     name = options[NAME] or socket.gethostname()
     return Node(
-        id=f"{name}.{secrets.token_hex(6)}",
+        id=mint_id(name),
         name=name,
         address=address,
         wanted_rank=options[RANK],

@@ -12,7 +12,8 @@ from rallypoint.core.model import Node, OnGiveUp, Reason, Role, Settings
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.options import Option, OptionValues, choice, number, read_options, seconds, text
 from rallypoint.elastic.round_stores import STORE
-from rallypoint.membership.member import Member, this_node
+from rallypoint.membership.identity import this_node
+from rallypoint.membership.member import Member
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
 LAST_CALL = seconds(

@@ -13,6 +13,7 @@ from rallypoint.etcd.adopting import adopt
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd_client import EtcdClient
+from rallypoint.membership.identity import mint_id
 from rallypoint.membership.report import RunLine, RunReport, find_node, line_of, nodes_of
 
 _LEASE_S = 5
@@ -36,7 +37,7 @@ def close_run(client: EtcdClient, prefix: str, run_id: str, why: str, patience_s
     keys = Keys(prefix, run_id)
     if client.get(keys.board) is None:
         return False
-    node = Node(id=f"somebody.{secrets.token_hex(6)}", name="somebody")
+    node = Node(id=mint_id("somebody"), name="somebody")
     link = EtcdLink(
         client,
         keys,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import quote, unquote
 
+from rallypoint.membership.identity import stem_of
+
 
 class Keys:
     """The keys of one run."""
@@ -40,6 +42,11 @@ class Keys:
     def told(self, node_id: str) -> str:
         """What concerns one node alone."""
         return self._told + quote(node_id, safe="")
+
+    def told_near(self, node_id: str) -> str | None:
+        """What the names of all that concerns the nodes of its process begin with; None where that cannot be said."""
+        stem = stem_of(node_id)
+        return None if stem is None else self._told + quote(stem, safe="")
 
     def world(self, seal_id: str) -> str:
         """The beginning of the names of a roster's parts."""

@@ -232,7 +232,9 @@ class Leader:
         A small world goes into one transaction with the board that names it: every write waits for etcd's disks.
         """
         along = [(self._keys.part(draft.seal_id, number), part) for number, part in enumerate(draft.parts)]
-        along += [(self._keys.told(node_id), codec.encode_message(said)) for node_id, said in draft.told.items()]
+        along += [
+            (self._keys.told(node_id), codec.encode_message(said)) for node_id, said in sorted(draft.told.items())
+        ]
         puts = [put_op(key, value, lease=leading.lease) for key, value in along]
         seals = draft.board is not None and bool(draft.parts) and draft.board.ended is None
         if not seals or len(puts) >= _BATCH or sum(len(value) for _, value in along) > _LITTLE:

@@ -12,8 +12,9 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.round_store import EtcdRoundStore
 from rallypoint.etcd_client import EtcdClient
+from rallypoint.membership.identity import fresh_identity
 from rallypoint.membership.link import Prepare
-from rallypoint.membership.member import Member, fresh_identity
+from rallypoint.membership.member import Member
 from rallypoint.membership.round_store import RoundStore, Serve, serve_here
 
 

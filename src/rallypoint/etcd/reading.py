@@ -49,11 +49,7 @@ class Reading:
             return
         self.node_id = node_id
         self._boards = self._client.watch(self._keys.board, revision=revision, wake=self._wake)
-        told = self._keys.told(node_id)
-        if in_doubt:
-            self._tellings = self._client.watch(told, snapshot=True, wake=self._wake)
-        else:
-            self._tellings = self._client.watch(told, revision=revision, wake=self._wake)
+        self._tellings = self._watch_told(revision=None if in_doubt else revision)
 
     def _go_on(self) -> None:
         """A watch that has ended with an error never goes on by itself, though etcd may be back: read what there is."""
@@ -63,7 +59,11 @@ class Reading:
                 if watch is not None:
                     watch.close()
             self._boards = self._client.watch(self._keys.board, snapshot=True, wake=self._wake)
-            self._tellings = self._client.watch(self._keys.told(self.node_id), snapshot=True, wake=self._wake)
+            self._tellings = self._watch_told(revision=None)
+
+    def _watch_told(self, *, revision: int | None) -> Watch:
+        told, near = self._keys.told(self.node_id), self._keys.told_near(self.node_id)
+        return self._client.watch(told, revision=revision, snapshot=revision is None, within=near, wake=self._wake)
 
     def news(self) -> Iterator[None]:
         """Take what has arrived, one thing after another."""

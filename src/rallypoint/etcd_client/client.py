@@ -303,6 +303,7 @@ class EtcdClient:
         revision: int | None = None,
         snapshot: bool = False,
         previous: bool = False,
+        within: Text | None = None,
         wake: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> Watch:
@@ -310,12 +311,16 @@ class EtcdClient:
 
         With `snapshot` the first thing that it gives is a `Resync`: the present state, and then what changes in it.
         `wake` is called, on a thread of the client's, when there is something to get: for whoever waits for several
-        watches at once.
+        watches at once.  Watches that look at the same share what etcd sends; so do those of single keys that say
+        `within` which prefix, for a process that looks at many keys of which all begin so.
         """
         start, stop = range_of(key, prefix, end)
         if revision is None and not snapshot:
             revision = self.range(key, prefix=prefix, end=end, count_only=True, timeout_s=timeout_s).revision + 1
-        watched = Watched(start, stop, revision or 1, previous)
+        if within is not None and (stop or not start.startswith(to_bytes(within))):
+            raise EtcdRefusedError(f"{key!r} is no single key within {within!r}")
+        around = None if within is None else range_of(within, True, None)
+        watched = Watched(start, stop, revision or 1, previous, around)
 
         def read(read_timeout_s: float) -> tuple[tuple[KeyValue, ...], int]:
             return self._read_all(key, prefix, end, read_timeout_s)

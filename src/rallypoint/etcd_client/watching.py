@@ -73,6 +73,7 @@ class Watched:
     range_end: bytes
     next_revision: int
     previous: bool = False
+    within: tuple[bytes, bytes] | None = None  # the range that etcd is asked for, where that is more than the key
     phase: Phase = Phase.WAITING
     watch_id: int = 0
     refusals: int = 0
@@ -103,7 +104,27 @@ class _Feed:
     what: _What
     next_revision: int  # of the next event that comes on it
     watches: dict[Watched, None] = field(default_factory=dict)
+    by_key: dict[bytes, dict[Watched, None]] = field(default_factory=dict)  # those that look at one key of the range
     is_open: bool = False
+
+    def add(self, watch: Watched) -> None:
+        """One more looks at it."""
+        self.watches[watch] = None
+        if watch.within is not None:
+            self.by_key.setdefault(watch.key, {})[watch] = None
+
+    def drop(self, watch: Watched) -> None:
+        """One less."""
+        del self.watches[watch]
+        if watch.within is not None:
+            del self.by_key[watch.key][watch]
+            if not self.by_key[watch.key]:
+                del self.by_key[watch.key]
+        self.bring_up(watch)
+
+    def bring_up(self, watch: Watched) -> None:
+        """Who looks at one key has seen everything that came, though it may have been of other keys."""
+        watch.next_revision = max(watch.next_revision, self.next_revision)
 
 
 class Book:
@@ -155,6 +176,7 @@ class Book:
         for feed in self._feeds.values():
             for watch in feed.watches:
                 watch.phase = Phase.WAITING
+                feed.bring_up(watch)
         self._feeds.clear()
         self._latest.clear()
 
@@ -174,7 +196,7 @@ class Book:
         else:
             feed.next_revision = max(feed.next_revision, response.revision + 1)
             for watch in feed.watches:
-                watch.next_revision = max(watch.next_revision, response.revision + 1)
+                feed.bring_up(watch)
         return Effects()
 
     def end(self, error: EtcdError) -> Effects:
@@ -199,6 +221,7 @@ class Book:
         is_auth = any(word in reason for word in ("permission denied", "auth", "user name"))
         for watch in feed.watches:
             watch.phase = Phase.WAITING
+            feed.bring_up(watch)
             if watch.next_revision < response.compact_revision:
                 watch.phase = Phase.GAP
                 effects.deliver.append(Deliver(watch, Gap(watch.next_revision, response.compact_revision)))
@@ -224,14 +247,14 @@ class Book:
         for watch in watches:
             if not self._open or watch.phase is not Phase.WAITING:
                 continue
-            what = (watch.key, watch.range_end, watch.previous)
+            what = (*(watch.within or (watch.key, watch.range_end)), watch.previous)
             feed = self._latest.get(what)
             if feed is None or feed.next_revision > watch.next_revision:
                 feed = _Feed(next(self._ids), what, watch.next_revision)
                 self._feeds[feed.watch_id] = self._latest[what] = feed
                 self._asked.append(feed.watch_id)
                 effects.send.append(WatchRequest(create_request=_creation(feed)))
-            feed.watches[watch] = None
+            feed.add(watch)
             watch.watch_id, watch.phase = feed.watch_id, Phase.OPEN if feed.is_open else Phase.ASKED
         return effects
 
@@ -240,7 +263,7 @@ class Book:
         feed = self._feeds.get(watch.watch_id)
         if feed is None or watch not in feed.watches:
             return Effects()
-        del feed.watches[watch]
+        feed.drop(watch)
         if feed.watches:
             return Effects()
         self._forget(feed)
@@ -262,16 +285,29 @@ def _creation(feed: _Feed) -> WatchCreateRequest:
 def _events(feed: _Feed, events: tuple[Event, ...]) -> Effects:
     changes = tuple(_change(event, event.kv) for event in events if event.kv is not None)
     effects = Effects()
-    for watch in feed.watches if changes else ():
-        fresh = changes
-        if changes[0].revision < watch.next_revision:
-            fresh = tuple(change for change in changes if change.revision >= watch.next_revision)
-        if fresh:
-            watch.next_revision = fresh[-1].revision + 1
-            effects.deliver.append(Deliver(watch, fresh))
-    if changes:
-        feed.next_revision = max(feed.next_revision, changes[-1].revision + 1)
+    if not changes:
+        return effects
+    for watch in feed.watches:
+        if watch.within is None:
+            _deliver(effects, watch, changes)
+    if feed.by_key:
+        by_key: dict[bytes, list[Change]] = {}
+        for change in changes:
+            by_key.setdefault(change.key, []).append(change)
+        for key, its in by_key.items():
+            for watch in feed.by_key.get(key, ()):
+                _deliver(effects, watch, tuple(its))
+    feed.next_revision = max(feed.next_revision, changes[-1].revision + 1)
     return effects
+
+
+def _deliver(effects: Effects, watch: Watched, changes: tuple[Change, ...]) -> None:
+    """Those that are new to it."""
+    if changes[0].revision < watch.next_revision:
+        changes = tuple(change for change in changes if change.revision >= watch.next_revision)
+    if changes:
+        watch.next_revision = changes[-1].revision + 1
+        effects.deliver.append(Deliver(watch, changes))
 
 
 def _change(event: Event, kv: KeyValue) -> Change:

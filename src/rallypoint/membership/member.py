@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import threading
 import time
@@ -264,17 +263,6 @@ class Member:
         if self._store is not None:
             self._store.stop()
             self._store = None
-
-
-def fresh_identity(node: Node) -> Node:
-    """The same process under a new identity."""
-    return msgspec.structs.replace(node, id=f"{node.name}.{secrets.token_hex(6)}", store="")
-
-
-def this_node(name: str = "", **wishes: object) -> Node:
-    """A node for this process, named after its machine unless it is given a name."""
-    name = name or socket.gethostname()
-    return msgspec.convert({"id": f"{name}.{secrets.token_hex(6)}", "name": name, **wishes}, Node)
 
 
 def _is_in(view: View, placed: Placed) -> bool:

@@ -8,8 +8,9 @@ from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.node import View
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.membership.background import background
+from rallypoint.membership.identity import fresh_identity
 from rallypoint.membership.link import Prepare
-from rallypoint.membership.member import Member, fresh_identity
+from rallypoint.membership.member import Member
 from rallypoint.membership.round_store import Serve, serve_here
 from rallypoint.server.hosting import Host, local_address
 from rallypoint.server.link import Link

@@ -1,0 +1,52 @@
+"""Who a node is: an identity of its own for every node, and for every return of one that was given up (rule 9)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+
+import msgspec
+
+from rallypoint.core.model import Node
+
+_BEFORE_NUMBER = "_"
+
+
+class _Process:
+    """What the identities of one process have in common; a forked child is another process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.token = secrets.token_hex(6)
+        self.numbers = itertools.count(1)
+
+
+_process = _Process()
+
+
+def mint_id(name: str) -> str:
+    """An identity that nobody else has."""
+    global _process  # noqa: PLW0603  # it is the process that it speaks of
+    process = _process
+    if process.pid != os.getpid():
+        process = _process = _Process()
+    return f"{name}.{process.token}{_BEFORE_NUMBER}{next(process.numbers)}"
+
+
+def stem_of(node_id: str) -> str | None:
+    """What all identities of the same name in the same process begin with, and no others; None where it was not minted here."""
+    stem, _, number = node_id.rpartition(_BEFORE_NUMBER)
+    return stem + _BEFORE_NUMBER if stem and number.isdigit() else None
+
+
+def fresh_identity(node: Node) -> Node:
+    """The same process under a new identity."""
+    return msgspec.structs.replace(node, id=mint_id(node.name), store="")
+
+
+def this_node(name: str = "", **wishes: object) -> Node:
+    """A node for this process, named after its machine unless it is given a name."""
+    name = name or socket.gethostname()
+    return msgspec.convert({"id": mint_id(name), "name": name, **wishes}, Node)
