@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,28 +103,32 @@ class Rotation:
         # Replaced as a whole, for threads that look at the line meanwhile.
         self.line = [*(other for other in self.line if other != endpoint), endpoint]
 
-    def after(self, failed: Iterable[str]) -> str:
+    def after(self, failed: Container[str]) -> str:
         """The first in line that is not among those who have failed; when all have, the first."""
-        line, known = self.line, set(failed)
-        return next((endpoint for endpoint in line if endpoint not in known), line[0])
+        line = self.line
+        for endpoint in line:
+            if endpoint not in failed:
+                return endpoint
+        return line[0]
 
 
 class Tries:
     """What each endpoint last answered to one request, for the sentence in the error."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        self.answers: dict[str, str] = dict.fromkeys(endpoints, "not asked")
-        self.hopeless: set[str] = set()
+        self._endpoints = endpoints
+        self._answers: dict[str, str] = {}
+        self._hopeless: set[str] = set()
 
     def note(self, endpoint: str, answer: str, *, hopeless: bool = False) -> None:
         """Remember an answer; a hopeless one will be the same next time."""
-        self.answers[endpoint] = answer
-        (self.hopeless.add if hopeless else self.hopeless.discard)(endpoint)
+        self._answers[endpoint] = answer
+        (self._hopeless.add if hopeless else self._hopeless.discard)(endpoint)
 
     @property
     def all_hopeless(self) -> bool:
         """Whether there is no use in asking again."""
-        return len(self.hopeless) == len(self.answers)
+        return len(self._hopeless) == len(self._endpoints)
 
     def __str__(self) -> str:
-        return "; ".join(f"{endpoint}: {answer}" for endpoint, answer in self.answers.items())
+        return "; ".join(f"{endpoint}: {self._answers.get(endpoint, 'not asked')}" for endpoint in self._endpoints)
