@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rallypoint.etcd_client.errors import EtcdMessageError
 
-__all__ = ["read_varint", "varint"]
+__all__ = ["SIZE", "SIZES", "read_varint", "varint"]
 
 _LONGEST = 10
 _MASK_64 = (1 << 64) - 1
