@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import time
 
+import msgspec
+
 from rallypoint.etcd.adopting import Estate
 from rallypoint.etcd.board import Board, Sealing, Seated, decode_board, decode_roster
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leading import Gone, Saying, Wish, Word
-from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, EtcdError, KeyValue, Outcome, Resync
-from rallypoint.etcd_client.messages import RangeResponse
+from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, EtcdError, KeyValue, Outcome, Resync, get_op
+from rallypoint.etcd_client.messages import RangeResponse, RequestOp
+
+_FEW = 1000
 
 log = logging.getLogger("rallypoint.etcd")
 
@@ -24,6 +28,26 @@ def read_estate(client: EtcdClient, keys: Keys, run_id: str) -> Estate:
         return _read(client, keys, run_id)
 
 
+def said_op(keys: Keys) -> RequestOp:
+    """Along with becoming the leader: what was said so far, for that is all there is where a run is founded."""
+    return get_op(keys.said, prefix=True, limit=_FEW)
+
+
+def found_by_founder(keys: Keys, outcome: Outcome) -> Estate | None:
+    """What `said_op` found, where there is no board; None where there was more."""
+    answer = outcome.answers[-1]
+    assert isinstance(answer, RangeResponse)
+    if answer.more:
+        return None
+    sayings = [said for kv in answer.kvs if (said := saying_of(keys, kv)) is not None]
+    return _estate(outcome.revision, sayings)
+
+
+def _estate(revision: int, sayings: list[Saying]) -> Estate:
+    words = tuple(said for said in sayings if isinstance(said, Word))
+    return Estate(revision, words, tuple(said for said in sayings if isinstance(said, Wish)))
+
+
 def _read(client: EtcdClient, keys: Keys, run_id: str) -> Estate:
     pages = list(client.pages(keys.said, prefix=True))
     revision = pages[0].revision
@@ -33,14 +57,8 @@ def _read(client: EtcdClient, keys: Keys, run_id: str) -> Estate:
     roster: tuple[Seated, ...] = ()
     if board is not None and board.world is not None and board.ended is None:
         roster = read_roster(client, keys, run_id, board.world, revision)
-    return Estate(
-        revision,
-        tuple(said for said in sayings if isinstance(said, Word)),
-        tuple(said for said in sayings if isinstance(said, Wish)),
-        board,
-        found.mod_revision if found is not None else 0,
-        roster,
-    )
+    shown = found.mod_revision if found is not None else 0
+    return msgspec.structs.replace(_estate(revision, sayings), board=board, shown=shown, roster=roster)
 
 
 def read_roster(

@@ -18,7 +18,7 @@ from rallypoint.core import codec
 from rallypoint.core.model import Phase
 from rallypoint.errors import RendezvousStateError
 from rallypoint.etcd import estate
-from rallypoint.etcd.adopting import adopt
+from rallypoint.etcd.adopting import Estate, adopt
 from rallypoint.etcd.board import encode_board
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leading import Draft, Leading, Saying, Wish, Word
@@ -44,6 +44,9 @@ _BATCH = 100
 _LITTLE = 256 * 1024
 """How many operations, and how many bytes, go into one transaction."""
 
+_LINGER_S = 0.3
+"""How long a founder waits at most for those who come at the same moment."""
+
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _PAUSED_S = 1.0
 """Who wakes so much later than planned was stopped for a while, and reads before it decides."""
@@ -56,11 +59,22 @@ class _DeposedError(Exception):
 class Leader:
     """A leader of one run, from its election until it retires or is deposed.
 
-    `lease` is the node's own, which the leader's key hangs on; `created` is the revision that the key was created at.
+    `lease` is the node's own, which the leader's key hangs on; `created` is the revision that the key was created at;
+    `found` is all that there was in etcd at that revision, where that was no run yet, and `took_s` how long etcd took for
+    the node's own word: so long those who came at the same moment may need.
     """
 
     def __init__(
-        self, client: EtcdClient, keys: Keys, run_id: str, lease: Lease, created: int, over: Callable[[], None]
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        run_id: str,
+        lease: Lease,
+        created: int,
+        over: Callable[[], None],
+        *,
+        found: Estate | None = None,
+        took_s: float = 0.0,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -73,6 +87,9 @@ class Leader:
         self._retire_after: int | None = None
         self._stopped = False
         self._run_lease: Lease | None = None
+        self._found = found
+        self._linger_s = min(took_s, _LINGER_S) if found is not None else 0.0
+        self._asked_ahead: Lease | None = None
         self._tomb = 0
         self._heritage = 0
         self._shown = 0
@@ -110,8 +127,9 @@ class Leader:
             log.exception("run %r: its leader failed", self._run_id)
         finally:
             self.is_over = True
-            if self._run_lease is not None:
-                self._run_lease.release()
+            for lease in (self._run_lease, self._asked_ahead):
+                if lease is not None:
+                    lease.release()
             self._over()
 
     def _is_leader(self) -> bool:
@@ -125,7 +143,11 @@ class Leader:
         return found is not None and found.create_revision == self._created
 
     def _lead(self) -> None:
-        found = estate.read_estate(self._client, self._keys, self._run_id)
+        found, self._found = self._found, None
+        if found is not None:
+            self._asked_ahead = self._client.grant(RUN_LEASE_S, ahead=True)  # it founds a run, and will need one soon
+        else:
+            found = estate.read_estate(self._client, self._keys, self._run_id)
         leading = adopt(self._run_id, found, time.monotonic(), lambda: secrets.token_hex(8))
         self._shown = found.shown
         if found.board is not None and found.board.ended is not None:
@@ -136,17 +158,27 @@ class Leader:
         with self._client.watch(
             self._keys.said, prefix=True, revision=found.revision + 1, wake=self._wake.set
         ) as watch:
+            self._linger(leading, watch)
             while not self._stopped and not self._lease.lost.is_set():
                 self._publish(leading)
                 if self._retire_after is not None and leading.folded >= self._retire_after:
                     return
                 self._listen(leading, watch)
 
-    def _listen(self, leading: Leading, watch: Watch) -> None:
+    def _linger(self, leading: Leading, watch: Watch) -> None:
+        """Those who came at the same moment are heard before anything is published: often that is all that is needed."""
+        until, self._linger_s = time.monotonic() + self._linger_s, 0.0
+        while leading.run.phase is Phase.GATHERING and time.monotonic() < until:
+            if self._stopped or self._retire_after is not None:
+                return
+            self._listen(leading, watch, until)
+
+    def _listen(self, leading: Leading, watch: Watch, until: float = math.inf) -> None:
         """Wait for something to be said, or for something to be due; take what was said."""
         now = time.monotonic()
         due = leading.wake_at()
-        moments = [moment for moment in (due, leading.remark_at(now), now + self._lease.ttl_s) if moment is not None]
+        moments = [until, now + self._lease.ttl_s]
+        moments += [moment for moment in (due, leading.remark_at(now)) if moment is not None]
         soonest = min(moments)
         self._wake.wait(max(soonest - now, 0.0))
         self._wake.clear()
@@ -194,7 +226,7 @@ class Leader:
             self._hang(leading)
             draft = leading.draft(time.monotonic())
             assert draft is not None, "what was to be written still is"
-            self._write(leading, draft)
+            self._write_on_new_lease(leading, draft)
             leading.written(draft, time.monotonic())
             for turn in leading.turns:
                 if turn.why:
@@ -224,7 +256,22 @@ class Leader:
                 return self._client.adopt(leading.lease)
             except EtcdLeaseLostError:
                 pass
-        return self._client.grant(RUN_LEASE_S)
+        lease, self._asked_ahead = self._asked_ahead, None
+        return lease or self._client.grant(RUN_LEASE_S)
+
+    def _write_on_new_lease(self, leading: Leading, draft: Draft) -> None:
+        """The run's lease may have been asked for ahead, and a write may come first."""
+        lease = self._run_lease
+        was_granted = lease is None or lease.is_granted
+        try:
+            self._write(leading, draft)
+        except EtcdLeaseLostError:
+            if lease is None or was_granted:
+                raise
+            self._client.ensure(lease)
+            self._write(leading, draft)
+        if lease is not None:
+            lease.exists(lease.renewal, keep=True)
 
     def _write(self, leading: Leading, draft: Draft) -> None:
         """Who reads the board finds all that it speaks of, so that is written before it.

@@ -12,7 +12,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -42,9 +42,9 @@ from rallypoint.etcd_client import (
     EtcdUnavailableError,
     Lease,
     compare,
-    get_op,
     put_op,
 )
+from rallypoint.etcd_client.messages import RequestOp
 from rallypoint.membership.addresses import address_among
 from rallypoint.membership.link import Peer, Prepare, differs
 
@@ -308,11 +308,11 @@ class EtcdLink:
                 self.changed.notify_all()
 
     def _say_join(self, message: Joined) -> None:
+        lease = self._own_lease()  # first of all: etcd sees to it while the rest is made
         node = self._prepare(message.node, lambda: address_among(self._client.endpoints))
         self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
         if self._view.node.id != node.id:
             return  # it has become another meanwhile, which has a word of its own to say
-        lease = self._own_lease()
         message = msgspec.structs.replace(message, node=node)
         put = put_op(self._keys.node(node.id), codec.encode_message(message), lease=lease.id)
         self._said_at = self._say_and_lead(lease, [put])
@@ -320,29 +320,14 @@ class EtcdLink:
         self._reading.begin(node.id, self._said_at + 1, in_doubt=self._in_doubt)
         self._in_doubt = False
 
-    def _say_and_lead(self, lease: Lease, puts: list[object]) -> int:
-        """Write, and become the leader where there is none; returns the revision.
-
-        If the answer was lost this is done once more: it changes nothing that the first time has done.
-        """
-        keys, node_id = self._keys, self._view.node.id
-        outcome = self._client.transaction(
-            [compare(keys.leader, create_revision=0)],
-            [*puts, put_op(keys.leader, node_id, lease=lease.id), get_op(keys.board)],  # type: ignore[list-item]
-            [*puts, get_op(keys.leader), get_op(keys.board)],  # type: ignore[list-item]
-            again=True,
-        )
-        leader = None if outcome.succeeded else estate.found_by(outcome, -2)
-        if outcome.succeeded:
-            self._succession.lead(lease, outcome.revision)
-        elif leader is not None and leader.lease == lease.id:
-            self._succession.lead(lease, leader.create_revision)
-        board = estate.found_by(outcome, -1)
-        if board is not None and self._reading.take_board(board):
+    def _say_and_lead(self, lease: Lease, puts: Sequence[RequestOp]) -> int:
+        """Write, and become the leader where there is none; returns the revision."""
+        said = self._succession.say(lease, self._view.node.id, puts)
+        if said.board is not None and self._reading.take_board(said.board):
             self._hear()
         waits = self._view.state in (State.WAITING, State.SPARE)
         self._succession.looked(lease, self._view.bounds.max, waits=waits)
-        return outcome.revision
+        return said.revision
 
     def _say_left(self, message: Left) -> None:
         """The word outlives the node, on the run's own lease; so whoever leads will find it (rule 8)."""
@@ -372,7 +357,7 @@ class EtcdLink:
         """The node's lease; one that is lost is never replaced under the same name (rule 9)."""
         lease = self._lease
         if lease is None:
-            lease = self._client.grant(self._lease_ttl_s)
+            lease = self._client.grant(self._lease_ttl_s, ahead=True)
             lease.when_lost = self._wake.set
             self._lease = lease
         lease.check()

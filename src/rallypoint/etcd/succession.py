@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
+from rallypoint.etcd import estate
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leader import Leader
-from rallypoint.etcd_client import EtcdClient, Lease, Resync, Watch
+from rallypoint.etcd_client import (
+    EtcdClient,
+    EtcdLeaseLostError,
+    KeyValue,
+    Lease,
+    Resync,
+    Watch,
+    compare,
+    get_op,
+    put_op,
+)
+from rallypoint.etcd_client.messages import RequestOp
 
 _PAUSE_S = 0.5
 """How long a leader that could not lead pauses before it tries again."""
+
+_HEAD_START_S = 0.005
+"""So much earlier a grant is sent than what is written on it, for etcd does not promise to take them in their order."""
+
+
+class Said(NamedTuple):
+    """What came of saying something: the revision that it was written at, and the board as it was then."""
+
+    revision: int
+    board: KeyValue | None
 
 
 class Succession:
@@ -27,10 +51,40 @@ class Succession:
         self._watch: Watch | None = None
         self._vacant = False
 
-    def lead(self, lease: Lease, created: int) -> None:
-        """This node is the leader, by a key on its lease that was created at this revision."""
-        if self._leader is None or self._leader.is_over:
-            self._leader = Leader(self._client, self._keys, self._run_id, lease, created, self._wake)
+    def say(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said:
+        """Write, and become the leader where there is none.
+
+        If the answer was lost this is done once more: it changes nothing that the first time has done.
+        """
+        lease.answered.wait(_HEAD_START_S)
+        keys, was_granted, began = self._keys, lease.is_granted, time.monotonic()
+        write = partial(
+            self._client.transaction,
+            [compare(keys.leader, create_revision=0)],
+            [*puts, put_op(keys.leader, node_id, lease=lease.id), get_op(keys.board), estate.said_op(keys)],
+            [*puts, get_op(keys.leader), get_op(keys.board)],
+            again=True,
+        )
+        try:
+            outcome = write()
+        except EtcdLeaseLostError:
+            if was_granted:
+                raise
+            self._client.ensure(lease)  # it was asked for ahead, and the words were quicker
+            outcome = write()
+        if puts:
+            lease.exists(lease.renewal, keep=True)  # etcd's answer to the grant itself may have been lost
+        leader = None if outcome.succeeded else estate.found_by(outcome, -2)
+        board = estate.found_by(outcome, -2 if outcome.succeeded else -1)
+        if outcome.succeeded or (leader is not None and leader.lease == lease.id):
+            created = outcome.revision if leader is None else leader.create_revision
+            if self._leader is None or self._leader.is_over:
+                self._leader = Leader(
+                    *(self._client, self._keys, self._run_id, lease, created, self._wake),
+                    found=estate.found_by_founder(keys, outcome) if outcome.succeeded and board is None else None,
+                    took_s=time.monotonic() - began,
+                )
+        return Said(outcome.revision, board)
 
     def is_vacant(self, lease: Lease, *, named: bool) -> bool:
         """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from rallypoint.etcd_client.conductor import Watcher
@@ -15,9 +17,10 @@ from rallypoint.etcd_client.errors import (
     EtcdCompactedError,
     EtcdError,
     EtcdLeaseLostError,
+    EtcdMessageError,
     EtcdRefusedError,
 )
-from rallypoint.etcd_client.hub import STATUS, Hub, Kind, open_hub, release_hub
+from rallypoint.etcd_client.hub import STATUS, Hub, Kind, Reply, open_hub, release_hub
 from rallypoint.etcd_client.leases import Keeper, Lease, Renewal
 from rallypoint.etcd_client.messages import (
     CompactionRequest,
@@ -48,8 +51,10 @@ from rallypoint.etcd_client.messages import (
 from rallypoint.etcd_client.transactions import Guarded, Outcome, Text, compare, get_op, put_op, range_of, to_bytes
 from rallypoint.etcd_client.watches import Watch
 from rallypoint.etcd_client.watching import Watched
+from rallypoint.etcd_client.wire import decode
 
 _PAGE = 1000
+_GRANT = "/etcdserverpb.Lease/LeaseGrant"
 
 
 @dataclass(frozen=True)
@@ -236,24 +241,40 @@ class EtcdClient:
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
-    def grant(self, ttl_s: int, *, keep: bool = True, timeout_s: float | None = None) -> Lease:
-        """A lease that is kept alive from now on; etcd may grant more than was asked for."""
-        # The id is ours, so that a grant whose answer was lost can be asked for again.
-        lease_id = secrets.randbits(62) + 1
+    def grant(self, ttl_s: int, *, keep: bool = True, ahead: bool = False, timeout_s: float | None = None) -> Lease:
+        """A lease that is kept alive from now on; etcd may grant more than was asked for.
+
+        With `ahead` this does not wait for the answer: what is written on the lease next goes along with the grant, and
+        both wait for etcd's disks once.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
+        the lease, and write again.
+        """
         hub, asked_at = self._open, time.monotonic()
+        # The id is ours, so that a grant whose answer was lost can be asked for again.
+        lease = Lease(secrets.randbits(62) + 1, Renewal(ttl_s, asked_at), hub.part(Keeper), self.revoke)
+        if keep:
+            self._own(lease)
+        if ahead and (hub.user is None or hub.logins):
+            hub.ask(_GRANT, LeaseGrantRequest(ttl_s, lease.id), self._time(timeout_s), partial(_granted, lease))
+        else:
+            self._grant(lease, timeout_s, keep=keep)
+        return lease
+
+    def ensure(self, lease: Lease, *, timeout_s: float | None = None) -> None:
+        """Wait until a lease that was asked for ahead is granted."""
+        lease.answered.wait(self._time(timeout_s))
+        if not lease.is_granted:
+            self._grant(lease, timeout_s, keep=True)
+
+    def _grant(self, lease: Lease, timeout_s: float | None, *, keep: bool) -> None:
+        asked_at = time.monotonic()
+        request = LeaseGrantRequest(int(lease.ttl_s), lease.id)
         try:
-            request = LeaseGrantRequest(ttl_s, lease_id)
-            granted_s = hub.call(
-                "/etcdserverpb.Lease/LeaseGrant", request, LeaseGrantResponse, self._time(timeout_s), Kind.AGAIN
-            ).ttl
+            granted_s = self._open.call(_GRANT, request, LeaseGrantResponse, self._time(timeout_s), Kind.AGAIN).ttl
         except EtcdRefusedError as refusal:
             if "lease already exists" not in str(refusal):
                 raise
-            granted_s = self.time_to_live(lease_id, timeout_s=timeout_s).granted_ttl
-        lease = Lease(lease_id, Renewal(granted_s, asked_at), hub.part(Keeper), self.revoke)
-        if keep:
-            self._keep(lease)
-        return lease
+            granted_s = self.time_to_live(lease, timeout_s=timeout_s).granted_ttl
+        lease.exists(Renewal(granted_s, asked_at), keep=keep)
 
     def adopt(self, lease_id: int, *, timeout_s: float | None = None) -> Lease:
         """A lease that another process was granted, kept alive by this one from now on.
@@ -266,12 +287,12 @@ class EtcdClient:
             raise EtcdLeaseLostError(f"lease {lease_id:x} has expired or was revoked")
         renewal = Renewal(found.granted_ttl, asked_at - (found.granted_ttl - found.ttl))
         lease = Lease(lease_id, renewal, self._open.part(Keeper), self.revoke)
-        self._keep(lease)
+        self._own(lease)
+        lease.exists(renewal, keep=True)
         return lease
 
-    def _keep(self, lease: Lease) -> None:
+    def _own(self, lease: Lease) -> None:
         self._leases = {known for known in self._leases if not known.lost.is_set()} | {lease}
-        self._open.part(Keeper).keep(lease)
 
     def revoke(self, lease: Lease | int, *, timeout_s: float | None = None) -> None:
         """End a lease and delete its keys; fine if it is gone already."""
@@ -395,6 +416,15 @@ class EtcdClient:
 
     def _time(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
+
+
+def _granted(lease: Lease, reply: Reply) -> None:
+    """What came of a grant that nobody waited for; where it is not known, whoever needs it asks again."""
+    if isinstance(reply.outcome, bytes):
+        with suppress(EtcdMessageError):
+            granted_s = decode(LeaseGrantResponse, reply.outcome).ttl
+            lease.exists(Renewal(granted_s, lease.renewal.sent_at), keep=True)
+    lease.answered.set()
 
 
 def _id(lease: Lease | int) -> int:

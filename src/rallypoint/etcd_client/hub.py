@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -52,6 +53,15 @@ class Kind(Enum):
     READ = "changes nothing: send it again"
     AGAIN = "changes something, and may be sent again; without an answer it is open whether it did"
     ONCE = "changes something, and must not be sent again"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of asking one endpoint once; `logins` is how often a token had been fetched by then."""
+
+    endpoint: str
+    logins: int
+    outcome: bytes | CallFailedError
 
 
 class Part(Protocol):
@@ -148,6 +158,21 @@ class Hub:
                 pause_s = _PAUSES_S[min(rounds, len(_PAUSES_S) - 1)] * random.uniform(0.5, 1.0)
                 rounds += 1
                 self.closing.wait(min(pause_s, max(deadline - time.monotonic(), 0)))
+
+    def ask(self, method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
+        """Ask once, the endpoint whose turn it is, without waiting; `answered` is called on a thread of grpc's.
+
+        The deadline is that of one try, so that a member that is stopped does not hold up whoever waits for the answer.
+        """
+        check_process(self.pid)
+        endpoint, logins = self.rotation.current, self._login
+        try:
+            metadata = self.metadata(0, anonymous=logins == 0)
+            line = self.lines.to(endpoint)
+            try_s = min(timeout_s, _LONGEST_TRY_S)
+            line.ask(method, encode(request), try_s, metadata, lambda said: answered(Reply(endpoint, logins, said)))
+        except CallFailedError as failure:
+            answered(Reply(endpoint, logins, failure))
 
     def failed(self, endpoint: str) -> None:
         """An endpoint did not answer: the others are asked first from now on, and watches there look to it."""

@@ -18,10 +18,10 @@ from types import TracebackType
 
 from rallypoint.etcd_client.answers import Verdict, judge
 from rallypoint.etcd_client.errors import EtcdError, EtcdLeaseLostError, EtcdMessageError
-from rallypoint.etcd_client.hub import Hub
+from rallypoint.etcd_client.hub import Hub, Reply
 from rallypoint.etcd_client.messages import LeaseKeepAliveRequest, LeaseKeepAliveResponse
 from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.wire import decode, encode
+from rallypoint.etcd_client.wire import decode
 
 log = logging.getLogger("rallypoint.etcd_client")
 
@@ -69,6 +69,10 @@ class Lease:
 
     def __init__(self, lease_id: int, renewal: Renewal, keeper: Keeper, revoke: Callable[[int], None]) -> None:
         self.id = lease_id
+        self.is_granted = False
+        """Whether etcd has said that it exists; one that was asked for ahead may not yet."""
+        self.answered = threading.Event()
+        """Set when etcd has answered to the grant, or did not in time."""
         self.lost = threading.Event()
         """Set when etcd has said that the lease is gone, and its keys with it."""
         self.trouble: str | None = None
@@ -78,6 +82,8 @@ class Lease:
         self.renewal = renewal  # the keeper's own
         self._keeper = keeper
         self._revoke = revoke
+        self._is_over = False
+        self._lock = threading.Lock()
 
     @property
     def ttl_s(self) -> float:
@@ -93,13 +99,24 @@ class Lease:
         if self.lost.is_set():
             raise EtcdLeaseLostError(f"lease {self.id:x} of {self.ttl_s:g} s has expired or was revoked")
 
+    def exists(self, renewal: Renewal, *, keep: bool) -> None:
+        """etcd has said so; whoever hears it first has it kept alive from now on."""
+        with self._lock:
+            if not self.is_granted:
+                self.is_granted, self.renewal = True, renewal
+                if keep and not self._is_over:
+                    self._keeper.keep(self)
+        self.answered.set()
+
     def release(self) -> None:
         """Renew it no more; it and its keys expire by themselves."""
-        self._keeper.drop(self)
+        with self._lock:
+            self._is_over = True
+            self._keeper.drop(self)
 
     def revoke(self) -> None:
         """End it now, and delete its keys; fine if it is gone already."""
-        self._keeper.drop(self)
+        self.release()
         self._revoke(self.id)
         self.lost.set()
 
@@ -128,9 +145,7 @@ class _Answered:
     """What came of a renewal."""
 
     lease: Lease
-    endpoint: str
-    login: int
-    outcome: bytes | CallFailedError
+    reply: Reply
 
 
 class Keeper:
@@ -185,28 +200,19 @@ class Keeper:
                 self._renew(lease, now)
 
     def _renew(self, lease: Lease, now: float) -> None:
-        endpoint, login = self._hub.rotation.current, self._hub.logins
         lease.renewal.sent(now)
-
-        def answered(outcome: bytes | CallFailedError) -> None:
-            self._inbox.put(_Answered(lease, endpoint, login, outcome))
-
-        try:
-            line = self._hub.lines.to(endpoint)
-            # One message each way, so the stream that etcd offers for it can be used as a plain call with a deadline.
-            metadata = self._hub.metadata(0, anonymous=login == 0)
-            line.ask(KEEP_ALIVE, encode(LeaseKeepAliveRequest(lease.id)), lease.renewal.try_s, metadata, answered)
-        except CallFailedError as failure:
-            answered(failure)
+        # One message each way, so the stream that etcd offers for it can be used as a plain call with a deadline.
+        request, try_s = LeaseKeepAliveRequest(lease.id), lease.renewal.try_s
+        self._hub.ask(KEEP_ALIVE, request, try_s, lambda reply: self._inbox.put(_Answered(lease, reply)))
 
     def _answered(self, message: _Answered) -> None:
         lease = message.lease
         try:
-            if isinstance(message.outcome, CallFailedError):
-                raise message.outcome
-            answer = decode(LeaseKeepAliveResponse, message.outcome)
+            if isinstance(message.reply.outcome, CallFailedError):
+                raise message.reply.outcome
+            answer = decode(LeaseKeepAliveResponse, message.reply.outcome)
         except (CallFailedError, EtcdMessageError) as failure:
-            self._failed(message, failure)
+            self._failed(lease, message.reply, failure)
         else:
             if lease.trouble is not None:
                 log.info("lease %x is renewed again", lease.id)
@@ -221,20 +227,19 @@ class Keeper:
             lease.renewal.renewed(answer.ttl)
         self._schedule(lease)
 
-    def _failed(self, message: _Answered, failure: CallFailedError | EtcdMessageError) -> None:
-        lease = message.lease
+    def _failed(self, lease: Lease, reply: Reply, failure: CallFailedError | EtcdMessageError) -> None:
         lease.renewal.failed(time.monotonic())
         judgement = judge(failure.code, failure.details) if isinstance(failure, CallFailedError) else None
         words = judgement.words if judgement is not None else str(failure)
         if lease.trouble is None:
-            log.info("lease %x was not renewed by %s: %s; the next member is asked", lease.id, message.endpoint, words)
-        lease.trouble = f"{message.endpoint}: {words}"
+            log.info("lease %x was not renewed by %s: %s; the next member is asked", lease.id, reply.endpoint, words)
+        lease.trouble = f"{reply.endpoint}: {words}"
         if judgement is not None and judgement.verdict is Verdict.LOGIN and self._hub.user is not None:
             # It takes its time; the renewals do not wait for it.
-            arguments = (message.login, lease.ttl_s)
+            arguments = (reply.logins, lease.ttl_s)
             threading.Thread(target=self._login, args=arguments, name="etcd-login", daemon=True).start()
             return
-        self._hub.failed(message.endpoint)
+        self._hub.failed(reply.endpoint)
 
     def _login(self, seen: int, timeout_s: float) -> None:
         try:
