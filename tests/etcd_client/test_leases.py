@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import queue
 import secrets
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, StatusResponse
+from rallypoint.etcd_client.hub import Reply
+from rallypoint.etcd_client.transport import CallFailedError
+from rallypoint.etcd_client.wire import Message
 from tests.etcd.servers import Cluster, shared
 from tests.etcd_client.stage import SOON_S, etcd, proxy_to, until, user_of
+
+Answered = Callable[[Reply], None]
 
 
 def test_a_lease_is_kept_alive_and_its_keys_with_it(client: EtcdClient, prefix: str) -> None:
@@ -129,3 +136,53 @@ def _leads(status: StatusResponse | None) -> bool:
     assert status is not None
     assert status.header is not None
     return status.header.member_id == status.leader
+
+
+def test_a_lease_that_is_asked_for_ahead_is_kept_like_any_other(client: EtcdClient, prefix: str) -> None:
+    lease = client.grant(2, ahead=True)
+    client.ensure(lease)
+    client.put(prefix, "x", lease=lease)
+    start = time.monotonic()
+    until(lambda: time.monotonic() > start + lease.ttl_s + 0.8, "time passes")
+    assert client.get(prefix) is not None
+    lease.revoke()
+
+
+def test_a_lease_asked_for_ahead_whose_answer_was_lost_is_ensured_as_the_same(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.get("warm")
+    sent = client._open.ask
+    lost = CallFailedError("UNAVAILABLE", "the answer was lost")
+
+    def loses_the_answer(method: str, request: Message, timeout_s: float, answered: Answered) -> None:
+        sent(method, request, timeout_s, lambda reply: answered(Reply(reply.endpoint, reply.logins, lost)))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(client._open, "ask", loses_the_answer)
+        lease = client.grant(5, ahead=True)
+        assert lease.answered.wait(SOON_S)
+    assert lease.is_granted is False
+    client.ensure(lease)
+    client.put(prefix, "x", lease=lease)
+    lease.revoke()
+
+
+def test_who_releases_a_lease_before_it_is_granted_never_renews_it(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.get("warm")
+    sent = client._open.ask
+    arrived: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def holds_the_answer(method: str, request: Message, timeout_s: float, answered: Answered) -> None:
+        sent(method, request, timeout_s, lambda reply: arrived.put(lambda: answered(reply)))
+
+    with monkeypatch.context() as slow:
+        slow.setattr(client._open, "ask", holds_the_answer)
+        lease = client.grant(1, ahead=True)
+        answer = arrived.get(timeout=SOON_S)
+    lease.release()
+    answer()
+    assert lease.is_granted
+    until(lambda: client.time_to_live(lease).ttl == -1, "it expires")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,6 +20,10 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client.hub import Reply
+from rallypoint.etcd_client.leases import Keeper
+from rallypoint.etcd_client.transport import CallFailedError
+from rallypoint.etcd_client.wire import Message
 from rallypoint.membership.identity import this_node
 from tests.etcd.servers import HOST, Cluster, running
 from tests.etcd_v3.harness import PREFIX, Observer, until
@@ -203,3 +207,48 @@ def test_whatever_happens_in_a_links_thread_is_told_to_who_waits_and_the_link_go
     # What fails meanwhile was not asked by this join, and does not refuse it.
     assert node.join(30.0).size == 1
     assert link.refusal is None
+
+
+def asks_otherwise(node: EtcdMember, monkeypatch: pytest.MonkeyPatch, *, grants: bool) -> None:
+    """Whatever is asked without waiting gets no answer, whether it reached etcd or not."""
+    hub = node._client._open
+    sent, lost = hub.ask, CallFailedError("UNAVAILABLE", "the answer was lost")
+
+    def ask(method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
+        if not method.endswith("LeaseGrant"):
+            sent(method, request, timeout_s, answered)
+            return
+        arrived = threading.Event()
+        if grants:
+            sent(method, request, timeout_s, lambda _: arrived.set())
+            assert arrived.wait(30)
+        answered(Reply(node._client.endpoints[0], 0, lost))
+
+    monkeypatch.setattr(hub, "ask", ask)
+
+
+@pytest.mark.parametrize("grants", [False, True], ids=["words are first", "answers are lost"])
+def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
+    grants: bool,
+    cluster: Cluster,
+    run: str,
+    observer: Observer,
+    ends: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Leases are asked for ahead of what is written on them: a node's own for its word, the run's for the board."""
+    caplog.set_level("INFO", "rallypoint.etcd")
+    a, b = (member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab")
+    for node in (a, b):
+        asks_otherwise(node, monkeypatch, grants=grants)
+    joined(ends, a, b)
+    start = time.monotonic()
+    until(lambda: time.monotonic() > start + 3.5, "leases of 2 s that nobody renews would be gone")
+    assert observer.words() == 2
+    assert observer.board() is not None
+    assert [node.view.state for node in (a, b)] == [State.HOLDS, State.HOLDS]
+    (leads,) = (found for node in (a, b) if (found := link_of(node)._succession._leader) is not None)
+    assert leads._run_lease is not None
+    assert leads._run_lease in node._client._open.part(Keeper)._kept
+    assert "starts over" not in caplog.text

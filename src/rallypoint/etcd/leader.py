@@ -44,6 +44,9 @@ _BATCH = 100
 _LITTLE = 256 * 1024
 """How many operations, and how many bytes, go into one transaction."""
 
+HEAD_START_S = 0.005
+"""So much earlier a lease is asked for than something is written on it: etcd does not promise to take them in order."""
+
 _LINGER_S = 0.3
 """How long a founder waits at most for those who come at the same moment."""
 
@@ -262,16 +265,16 @@ class Leader:
     def _write_on_new_lease(self, leading: Leading, draft: Draft) -> None:
         """The run's lease may have been asked for ahead, and a write may come first."""
         lease = self._run_lease
-        was_granted = lease is None or lease.is_granted
+        if lease is None or lease.is_granted:
+            self._write(leading, draft)
+            return
+        lease.answered.wait(HEAD_START_S)
         try:
             self._write(leading, draft)
         except EtcdLeaseLostError:
-            if lease is None or was_granted:
-                raise
             self._client.ensure(lease)
             self._write(leading, draft)
-        if lease is not None:
-            lease.exists(lease.renewal, keep=True)
+        lease.exists(lease.renewal, keep=True)
 
     def _write(self, leading: Leading, draft: Draft) -> None:
         """Who reads the board finds all that it speaks of, so that is written before it.

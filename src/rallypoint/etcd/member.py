@@ -40,6 +40,7 @@ class EtcdMember(Member):
         store_in_etcd: bool = False,
     ) -> None:
         self._client = client
+        client.warm_up()
         self._keys = Keys(prefix, run_id)
         self.serves_store = not store_in_etcd
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rallypoint.etcd import estate
 from rallypoint.etcd.keys import Keys
-from rallypoint.etcd.leader import Leader
+from rallypoint.etcd.leader import HEAD_START_S, Leader
 from rallypoint.etcd_client import (
     EtcdClient,
     EtcdLeaseLostError,
@@ -26,9 +26,6 @@ from rallypoint.etcd_client.messages import RequestOp
 
 _PAUSE_S = 0.5
 """How long a leader that could not lead pauses before it tries again."""
-
-_HEAD_START_S = 0.005
-"""So much earlier a grant is sent than what is written on it, for etcd does not promise to take them in their order."""
 
 
 class Said(NamedTuple):
@@ -56,7 +53,7 @@ class Succession:
 
         If the answer was lost this is done once more: it changes nothing that the first time has done.
         """
-        lease.answered.wait(_HEAD_START_S)
+        lease.answered.wait(HEAD_START_S)
         keys, was_granted, began = self._keys, lease.is_granted, time.monotonic()
         write = partial(
             self._client.transaction,

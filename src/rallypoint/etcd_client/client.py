@@ -101,6 +101,10 @@ class EtcdClient:
         places = [f"{scheme}://{place}" for place in self.endpoints]
         return EtcdClient(places, tls=tls, user=user, timeout_s=self._time(timeout_s), spread=spread)
 
+    def warm_up(self) -> None:
+        """Begin to connect without waiting, where a first call is to come soon and to be quick; says nothing if it fails."""
+        self._open.warm_up()
+
     # Keys and values --------------------------------------------------------------------------------------------------
 
     def get(self, key: Text, *, revision: int = 0, timeout_s: float | None = None) -> KeyValue | None:

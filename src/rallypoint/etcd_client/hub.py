@@ -86,6 +86,7 @@ class Hub:
         self.closing = threading.Event()
         self.suspicions: list[Callable[[str], None]] = []
         self._proven: set[str] = set()
+        self._is_warm = False
         self._token: Metadata = ()
         self._login = 0  # how often a token was fetched
         self._login_lock = threading.Lock()
@@ -173,6 +174,12 @@ class Hub:
             line.ask(method, encode(request), try_s, metadata, lambda said: answered(Reply(endpoint, logins, said)))
         except CallFailedError as failure:
             answered(Reply(endpoint, logins, failure))
+
+    def warm_up(self) -> None:
+        """Begin to connect, once; whoever calls next finds the way open, or hears then what is wrong."""
+        if not self._is_warm:
+            self._is_warm = True
+            self.ask(STATUS, StatusRequest(), _LONGEST_TRY_S, lambda _: None)
 
     def failed(self, endpoint: str) -> None:
         """An endpoint did not answer: the others are asked first from now on, and watches there look to it."""
