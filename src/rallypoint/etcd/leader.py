@@ -44,7 +44,7 @@ _BATCH = 100
 _LITTLE = 256 * 1024
 """How many operations, and how many bytes, go into one transaction."""
 
-HEAD_START_S = 0.005
+HEAD_START_S = 0.02
 """So much earlier a lease is asked for than something is written on it: etcd does not promise to take them in order."""
 
 _LINGER_S = 0.3
@@ -113,7 +113,7 @@ class Leader:
     def _run(self) -> None:
         failures = 0
         try:
-            while self._is_leader():
+            while failures == 0 or self._is_leader():
                 try:
                     self._lead()
                     return

@@ -393,7 +393,7 @@ class EtcdLink:
             self._succession.rest(self._lease_ttl_s)
             return
         named = board is not None and view.node.id in board.successors
-        if self._succession.is_vacant(lease, named=named):
+        if self._succession.is_vacant(lease, named_at=self._reading.board_at if named else 0):
             self._say_and_lead(lease, [])
 
     # How it goes --------------------------------------------------------------------------------------------------

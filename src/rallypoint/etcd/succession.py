@@ -83,16 +83,19 @@ class Succession:
                 )
         return Said(outcome.revision, board)
 
-    def is_vacant(self, lease: Lease, *, named: bool) -> bool:
-        """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`."""
+    def is_vacant(self, lease: Lease, *, named_at: int) -> bool:
+        """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`.
+
+        `named_at` is the revision at which a leader has named this node as a successor; 0 where it has not.
+        """
         if self._leader is not None and self._leader.is_over:
             # Either somebody else leads, or this node could not and is not asked to try again in a hurry.
             self._leader, self.look_at = None, time.monotonic() + _PAUSE_S
         if self._leader is not None:
             self.rest(lease.ttl_s)
             return False
-        if named and (self._watch is None or self._watch.is_over):
-            self._watch = self._client.watch(self._keys.leader, snapshot=True, wake=self._wake)
+        if named_at and (self._watch is None or self._watch.is_over):
+            self._watch = self._client.watch(self._keys.leader, revision=named_at + 1, wake=self._wake)
         self._hear()
         return self._vacant or time.monotonic() >= self.look_at
 
