@@ -5,10 +5,11 @@ Names are etcd's own.  A field that is not listed is skipped when it is read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Annotated
 
-from rallypoint.etcd_client.wire import Message, Tag
+from rallypoint.etcd_client.tables import Message, Tag, table_of
 
 
 class EventType(IntEnum):
@@ -350,3 +351,13 @@ class AuthenticateResponse(Response, frozen=True):
     """The token, to be sent along with each call."""
 
     token: Annotated[str, Tag(2)] = ""
+
+
+def _make_tables(messages: Iterable[type[Message]]) -> None:
+    for message in messages:
+        table_of(message)
+        _make_tables(message.__subclasses__())
+
+
+# All at once and by one thread, instead of by each of many that need them in the same moment.
+_make_tables(Message.__subclasses__())

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 
+from rallypoint.stores.listening import plain
+
 _ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that exist in examples only."""
 
@@ -39,7 +41,7 @@ def address_among(endpoints: Iterable[str]) -> str:
 def address_toward(host: str, port: int) -> str:
     """The address from which this machine would connect to a host; empty where there is no way, or no such name."""
     with suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(plain(host), port, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe, suppress(OSError):
                 probe.connect(address)
                 return str(probe.getsockname()[0]).partition("%")[0]

@@ -9,6 +9,11 @@ BACKLOG = 8192
 """As many connections as may arrive in one instant; the kernel lowers it to its own limit (net.core.somaxconn)."""
 
 
+def plain(host: str) -> str | bytes:
+    """A host as `getaddrinfo` takes it most quickly: for text it loads a codec that only names beyond ASCII need."""
+    return host.encode() if host.isascii() else host
+
+
 def listen_at(family: int, address: Any) -> socket.socket:
     """A listening socket on an address as `getaddrinfo` gives it.  OSError where it cannot be had.
 

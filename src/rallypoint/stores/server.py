@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.listening import listen_at
+from rallypoint.stores.listening import listen_at, plain
 from rallypoint.stores.serving import StoreServerCore
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
         raise StoreError("a store server needs an address to listen on; `::` or `0.0.0.0` would be all of them")
     failure: Exception | None = None
     try:
-        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for family, _, _, _, address in socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM):
             try:
                 return listen_at(family, address)
             except OSError as exc:  # noqa: PERF203  # the next address may do
