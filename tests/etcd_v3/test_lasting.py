@@ -19,7 +19,7 @@ from rallypoint.etcd import estate, leader
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.member import EtcdMember
-from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, put_op
 from rallypoint.etcd_client.hub import Reply
 from rallypoint.etcd_client.leases import Keeper
 from rallypoint.etcd_client.transport import CallFailedError
@@ -252,3 +252,29 @@ def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
     assert leads._run_lease is not None
     assert leads._run_lease in node._client._open.part(Keeper)._kept
     assert "starts over" not in caplog.text
+
+
+def test_a_word_is_not_said_again_on_a_lease_that_may_have_come_and_gone(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    asks_otherwise(node, monkeypatch, grants=False)
+    lease = node._client.grant(2, ahead=True)
+    until(lambda: time.monotonic() > lease.renewal.sent_at + 2, "its time passes")
+    word = put_op(Keys(PREFIX, run).node("a"), "x", lease=lease.id)
+    with pytest.raises(EtcdLeaseLostError):
+        link_of(node)._succession.say(lease, "a", [word])
+
+
+def test_who_leaves_before_there_is_a_run_takes_its_word_back(
+    cluster: Cluster, run: str, observer: Observer, ends: ExitStack
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    with EtcdClient(cluster.endpoints) as client, client.grant(60) as lease:
+        client.put(Keys(PREFIX, run).leader, "somebody who has not come to it yet", lease=lease)
+        link_of(node).join(60.0)
+        until(lambda: observer.words() == 1, "its word is there")
+        link_of(node).leave(Reason.WITHDREW)
+        until(lambda: observer.words() == 0, "it is not")

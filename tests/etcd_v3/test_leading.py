@@ -57,7 +57,7 @@ class Stubborn(Leader):
     """A leader whose writes etcd does not take; it is told of something once, and gives up after a while."""
 
     def __init__(self) -> None:
-        self._run_id, self._run_lease, self.is_over = "run", None, False
+        self._run_id, self._run_lease, self._asked_ahead, self.is_over = "run", None, None, False
         self._wake = threading.Event()
         self._wake.set()
         self._over = lambda: None
@@ -75,3 +75,17 @@ class Stubborn(Leader):
 def test_a_leader_pauses_before_it_starts_over_whatever_woke_it_last() -> None:
     starts = Stubborn().starts
     assert starts[-1] - starts[0] >= 0.3, "it asked without a pause"
+
+
+def test_who_is_back_under_its_old_name_is_not_cleared_away() -> None:
+    run = leading()
+    run.take([joins("a", 1), joins("b", 2)], now=10.0)
+    run.take([Gone("b", 3), joins("b", 4)], now=10.1)
+    run.tick(15.0)
+    draft = run.draft(15.0)
+    assert draft is not None
+    assert draft.departed == ()
+    run.take([Gone("b", 5)], now=15.1)
+    draft = run.draft(15.1)
+    assert draft is not None
+    assert draft.departed == ("b",)

@@ -166,6 +166,8 @@ class Leading:
         if not isinstance(message, Joined | Left) or _speaker(message) != node_id:
             self._told[node_id] = Refused("what lies under this node's key in etcd is not this node's")
             return
+        if isinstance(message, Joined):
+            self._departed.pop(node_id, None)  # who is back under its old name is not cleared away
         if isinstance(message, Left) and (message.reason is not Reason.FINISHED or self.run.phase is Phase.CLOSED):
             self._departed[node_id] = None
         self._step(message, now)

@@ -42,6 +42,7 @@ from rallypoint.etcd_client import (
     EtcdUnavailableError,
     Lease,
     compare,
+    delete_op,
     put_op,
 )
 from rallypoint.etcd_client.messages import RequestOp
@@ -237,7 +238,8 @@ class EtcdLink:
     def _run(self) -> None:
         pause_s = _FIRST_RETRY_S
         while not self._ending:
-            asked = self._asked
+            with self.changed:
+                asked = self._asked
             try:
                 wait_s = self._turn()
                 pause_s = _FIRST_RETRY_S
@@ -332,15 +334,13 @@ class EtcdLink:
     def _say_left(self, message: Left) -> None:
         """The word outlives the node, on the run's own lease; so whoever leads will find it (rule 8)."""
         lease, board = self._lease, self._reading.board
-        if lease is None or not self._said_at or board is None or board.ended is not None:
+        if lease is None or not self._said_at or (board is not None and board.ended is not None):
             return
         key = self._keys.node(message.node_id)
+        # Before there is a run, nobody has taken the node in yet, and it is enough that it takes its word back.
+        last = delete_op(key) if board is None else put_op(key, codec.encode_message(message), lease=board.lease)
         try:
-            outcome = self._client.transaction(
-                [compare(key, lease=lease.id)],
-                [put_op(key, codec.encode_message(message), lease=board.lease)],
-                again=True,
-            )
+            outcome = self._client.transaction([compare(key, lease=lease.id)], [last], again=True)
         except EtcdLeaseLostError:
             return  # the run is gone, and with it whom it would concern
         self._said_at = outcome.revision

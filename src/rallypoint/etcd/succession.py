@@ -65,11 +65,11 @@ class Succession:
         try:
             outcome = write()
         except EtcdLeaseLostError:
-            if was_granted:
-                raise
+            if was_granted or time.monotonic() >= lease.renewal.sent_at + lease.ttl_s:
+                raise  # it may have come, with the words, and have gone again: never twice under one name (rule 9)
             self._client.ensure(lease)  # it was asked for ahead, and the words were quicker
             outcome = write()
-        if puts:
+        if puts or outcome.succeeded:
             lease.exists(lease.renewal, keep=True)  # etcd's answer to the grant itself may have been lost
         leader = None if outcome.succeeded else estate.found_by(outcome, -2)
         board = estate.found_by(outcome, -2 if outcome.succeeded else -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -249,18 +250,18 @@ class EtcdClient:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
         With `ahead` this does not wait for the answer: what is written on the lease next goes along with the grant, and
-        both wait for etcd's disks once.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
+        both wait for etcd's disks once; only for one that is kept.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
         the lease, and write again.
         """
         hub, asked_at = self._open, time.monotonic()
         # The id is ours, so that a grant whose answer was lost can be asked for again.
         lease = Lease(secrets.randbits(62) + 1, Renewal(ttl_s, asked_at), hub.part(Keeper), self.revoke)
-        if keep:
-            self._own(lease)
-        if ahead and (hub.user is None or hub.logins):
+        if ahead and keep and (hub.user is None or hub.logins):
             hub.ask(_GRANT, LeaseGrantRequest(ttl_s, lease.id), self._time(timeout_s), partial(_granted, lease))
         else:
             self._grant(lease, timeout_s, keep=keep)
+        if keep:
+            self._own(lease)
         return lease
 
     def ensure(self, lease: Lease, *, timeout_s: float | None = None) -> None:
@@ -271,13 +272,14 @@ class EtcdClient:
 
     def _grant(self, lease: Lease, timeout_s: float | None, *, keep: bool) -> None:
         asked_at = time.monotonic()
-        request = LeaseGrantRequest(int(lease.ttl_s), lease.id)
+        request = LeaseGrantRequest(math.ceil(lease.ttl_s), lease.id)
         try:
             granted_s = self._open.call(_GRANT, request, LeaseGrantResponse, self._time(timeout_s), Kind.AGAIN).ttl
         except EtcdRefusedError as refusal:
             if "lease already exists" not in str(refusal):
                 raise
             granted_s = self.time_to_live(lease, timeout_s=timeout_s).granted_ttl
+            asked_at = lease.renewal.sent_at
         lease.exists(Renewal(granted_s, asked_at), keep=keep)
 
     def adopt(self, lease_id: int, *, timeout_s: float | None = None) -> Lease:

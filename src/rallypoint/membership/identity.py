@@ -32,7 +32,8 @@ def mint_id(name: str) -> str:
     process = _process
     if process.pid != os.getpid():
         process = _process = _Process()
-    return f"{name}.{process.token}{_BEFORE_NUMBER}{next(process.numbers)}"
+    # Copies of a machine that was stopped and started again have the same memory, and must differ as well.
+    return f"{name}.{process.token}{_BEFORE_NUMBER}{next(process.numbers)}{secrets.randbelow(10**6):06d}"
 
 
 def stem_of(node_id: str) -> str | None:
