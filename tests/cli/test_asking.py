@@ -32,7 +32,7 @@ def test_status_has_the_sentence_and_the_nodes(node: Process, endpoint: str, sta
     first, header, row, counts = text.splitlines()
     assert first == "run 'llama' (sealed, nodes 1): round 1 runs with 1 node"
     assert header.split() == ["node", "rank", "standing", "address", "id"]
-    assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+", row)
+    assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+_[0-9]+", row)
     assert re.match(r"the server's messages so far: [\d,]+ bytes sent, [\d,]+ received, [\d,]+ sent$", counts)
     started.add(start_node(endpoint, "mistral", "node9", "--nodes", "2")).expect('"joining"')
     told = _until(lambda: answer("status", "--endpoint", endpoint), lambda text: "run 'mistral'" in text)

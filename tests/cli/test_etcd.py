@@ -53,7 +53,7 @@ def test_status_and_runs(node: Process, endpoint: str, prefix: str) -> None:
     first, header, row = answer("status", "llama", *at).splitlines()
     assert first == "run 'llama' (sealed, nodes 1): round 1 runs with 1 node"
     assert header.split() == ["node", "rank", "standing", "address", "id"]
-    assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+", row)
+    assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+_[0-9]+", row)
     header, row = answer("runs", *at).splitlines()
     assert re.fullmatch(r"llama +sealed +1 +1 +round 1 runs with 1 node", row)
     (told,) = answer_json("status", *at)
