@@ -21,6 +21,7 @@ from rallypoint.elastic.etcd_server import EtcdServer
 SIZES = {"etcd-v2": (16, 64, 128), "etcd": (16, 64)}
 GOALS = {("etcd-v2", 64): "50", ("etcd", 16): "3", ("etcd", 64): "3"}
 GIVE_UP_S = 60.0
+RUNS = 3
 KEYS = 1000
 READS = 300
 
@@ -67,6 +68,23 @@ def taken(implementation: str, nodes: int, endpoint: str, give_up_s: float = GIV
         return form(implementation, nodes, give_up_s, endpoint)
     except TimeoutError:
         return None
+
+
+def several(implementation: str, nodes: int, endpoint: str, give_up_s: float = GIVE_UP_S) -> list[float | None]:
+    """What it takes, several times; the least first."""
+    times = [taken(implementation, nodes, endpoint, give_up_s) for _ in range(RUNS)]
+    return sorted(times, key=lambda seconds: give_up_s if seconds is None else seconds)
+
+
+def median(times: list[float | None]) -> float | None:
+    """The one in the middle."""
+    return times[len(times) // 2]
+
+
+def spread(times: list[float | None], give_up_s: float = GIVE_UP_S) -> str:
+    """The median, the least and the most."""
+    least, middle, most = (shown(seconds, give_up_s) for seconds in (times[0], median(times), times[-1]))
+    return f"{middle} ({least} to {most})"
 
 
 def shown(seconds: float | None, give_up_s: float = GIVE_UP_S) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.etcd_v2 import ratio, serving, shown, taken
-from benchmarks.meeting import GIVE_UP_S, PROCESSES, form
+from benchmarks.etcd_v2 import median, ratio, serving, several, spread
+from benchmarks.meeting import GIVE_UP_S, PROCESSES
 from benchmarks.processes import Worker, cpu_s, descendant, workers
 from rallypoint.elastic.etcd_server import EtcdServer
 
@@ -24,18 +24,18 @@ def run(console: Console, output: Path) -> None:
     """Form, notice, idle; nothing is drawn, so `output` stays as it is."""
     with serving() as server:
         endpoint = server.get_endpoint()
-        ours = taken(OURS, NODES, endpoint)
+        ours = several(OURS, NODES, endpoint)
         table = Table(
             *("torch's backend", "torch, s", "our etcd-v3, s", "times faster", "goal"),
             title=f"etcd-v3: form a world of {NODES}",
             title_justify="left",
         )
         for backend, goal in (("etcd-v2", "300"), ("etcd", "20")):
-            theirs = taken(f"torch:{backend}", NODES, endpoint)
-            table.add_row(backend, shown(theirs), shown(ours), ratio(theirs, ours), goal)
+            theirs = several(f"torch:{backend}", NODES, endpoint)
+            table.add_row(backend, spread(theirs), spread(ours), ratio(median(theirs), median(ours)), goal)
         console.print(table)
         alone = Table("what", "measured", "goal", title="etcd-v3 alone, one member", title_justify="left")
-        alone.add_row(f"{MANY:,} nodes form", f"{form(OURS, MANY, GIVE_UP_S, endpoint):.2f} s", "under 3 s")
+        alone.add_row(f"{MANY:,} nodes form", f"{spread(several(OURS, MANY, endpoint))} s", "under 3 s")
         alone.add_row("kill -9 of one of four is noticed", f"{noticed(endpoint):.2f} s", f"under {LEASE_S + 1} s")
         alone.add_row(f"{MANY:,} idle nodes, etcd's share", f"{idle(server):.1%} of a core", "under 25 %")
         console.print(alone)
