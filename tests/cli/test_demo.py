@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.cli.demo_stage import Interruption, Stage
 from tests.cli.processes import Started, start_cli
 
 MEASURED = [
@@ -54,6 +55,19 @@ def test_interrupted_it_leaves_nothing_behind(started: Started, folder: Path, nu
     demo.popen.send_signal(number)
     assert demo.ends() == 128 + number
     assert _left_by(folder) == []
+
+
+def test_a_signal_is_obeyed_only_where_nothing_is_half_done(tmp_path: Path) -> None:
+    """`Popen` takes a lock now and then; an exception in that moment would keep it locked for ever."""
+    interruption = Interruption()
+    with Stage(tmp_path, lambda: None, interruption) as stage:
+        actor = stage.start("one", "timeit", "-n1", "-r1", "input()")
+        interruption.ask(signal.SIGTERM, None)
+        actor.kill()
+        with pytest.raises(SystemExit, match="143"):
+            stage.wait(lambda: False, "the end of all days")
+    with pytest.raises(SystemExit, match="130"):
+        interruption.ask(signal.SIGINT, None)
 
 
 def test_a_step_that_fails_fails_the_demo(started: Started, folder: Path) -> None:

@@ -11,13 +11,11 @@ import argparse
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.cli.output import complain, is_terminal
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from rallypoint.cli.demo_screen import Screen
     from rallypoint.cli.demo_stage import Actor, Stage
 
@@ -35,17 +33,17 @@ def run(given: argparse.Namespace) -> int:
     import tempfile
 
     from rallypoint.cli.demo_screen import live_screen, plain_screen
-    from rallypoint.cli.demo_stage import DemoError, Stage
+    from rallypoint.cli.demo_stage import DemoError, Interruption, Stage
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)  # so that what was started is ended, too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interruption = Interruption()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, interruption.ask)  # so that what was started is ended, too
     started = time.monotonic()
     try:
         with (
             tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder,
             live_screen() if is_terminal() else plain_screen() as screen,
-            Stage(Path(folder), screen.draw) as stage,
+            Stage(Path(folder), screen.draw, interruption) as stage,
         ):
             screen.actors = stage.actors
             _Play(stage, screen, Path(folder) / "state").play()
@@ -54,10 +52,6 @@ def run(given: argparse.Namespace) -> int:
         return FAILED
     print(f"All of it happened, in {time.monotonic() - started:.1f} s.", flush=True)
     return 0
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 class _Play:

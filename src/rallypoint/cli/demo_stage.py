@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
 STEP_S = 15.0
@@ -25,6 +25,28 @@ DRAW_S = 0.1
 
 class DemoError(Exception):
     """Something that should have happened did not."""
+
+
+class Interruption:
+    """A signal that asks for the end.  It is obeyed where nothing is half done.
+
+    An exception out of a signal's handler may come in the middle of anything: of the start of a process, which is then never
+    ended, or while `Popen` holds a lock, which is then never let go.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """For `signal.signal`.  Who asks twice is in a hurry."""
+        if self._number:
+            raise SystemExit(128 + number)
+        self._number = number
+
+    def obey(self) -> None:
+        """End with the exit code that a shell would give, if that was asked."""
+        if self._number:
+            raise SystemExit(128 + self._number)
 
 
 @dataclass(frozen=True)
@@ -98,8 +120,9 @@ class Actor:
 class Stage:
     """All processes of the demo; leaving the block ends those that are still there."""
 
-    def __init__(self, folder: Path, draw: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, draw: Callable[[], None], interruption: Interruption) -> None:
         self._folder = folder
+        self._interruption = interruption
         self._draw = draw
         self._started = 0
         self._lines: Lines = queue.SimpleQueue()
@@ -151,6 +174,7 @@ class Stage:
             self._hear(min(left, DRAW_S))
 
     def _hear(self, patience_s: float) -> None:
+        self._interruption.obey()
         try:
             at, actor, line = self._lines.get(timeout=patience_s)
         except queue.Empty:
