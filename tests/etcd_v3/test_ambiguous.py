@@ -15,6 +15,9 @@ from tests.etcd.servers import shared
 from tests.etcd_client.stage import Proxy
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, until
 
+ORDERLY = {"head_start": 30.0}
+"""A write waits for the answer to its lease's grant: one that came first would be refused, and its answer is lost here."""
+
 
 class Forgetful(Proxy):
     """A way to etcd on which every answer is lost from a request on that has a certain text in it."""
@@ -59,7 +62,7 @@ def test_the_answer_to_a_join_is_lost(stage: EtcdStage, run: str, proxy: Forgetf
     """It leads by what it wrote, though it was never told."""
     a, b = stage.nodes("a", "b")
     proxy.mark = b"/in/nodes/a."
-    a.join(proxy.endpoint, 2, run, lease_ttl=5)
+    a.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
     proxy.until_committed(observer.words)
     b.join(shared("3.5").endpoints, 2, run)
     by_rank([a, b], round=1)
@@ -71,7 +74,7 @@ def test_the_answer_to_a_joining_again_is_lost(
     stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer
 ) -> None:
     a, b, c = stage.nodes("a", "b", "c")
-    a.join(proxy.endpoint, "2:3", run, lease_ttl=5)
+    a.join(proxy.endpoint, "2:3", run, lease_ttl=5, **ORDERLY)
     b.join(shared("3.5").endpoints, "2:3", run)
     by_rank([a, b], round=1)
     c.join(shared("3.5").endpoints, "2:3", run)
@@ -89,7 +92,7 @@ def test_the_answer_to_the_publishing_of_a_world_is_lost(
     stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer
 ) -> None:
     a, b = stage.nodes("a", "b")
-    a.join(proxy.endpoint, 2, run, lease_ttl=5)
+    a.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
     assert observer.leading([a]) is a
     proxy.mark = b'"phase":"sealed"'
     b.join(shared("3.5").endpoints, 2, run)
@@ -105,7 +108,7 @@ def test_the_answer_to_a_finish_is_lost(stage: EtcdStage, run: str, proxy: Forge
     a, b = stage.nodes("a", "b")
     a.join(shared("3.5").endpoints, 2, run)
     assert observer.leading([a]) is a
-    b.join(proxy.endpoint, 2, run, lease_ttl=5)
+    b.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
     by_rank([a, b], round=1)
     proxy.mark = b'"leave"'
     b.order("finish")
@@ -125,7 +128,7 @@ def test_the_answer_to_a_withdrawal_is_lost(stage: EtcdStage, run: str, proxy: F
     a.join(shared("3.5").endpoints, "2:3", run, last_call_timeout=30.0)
     assert observer.leading([a]) is a
     c.join(shared("3.5").endpoints, "2:3", run)
-    b.join(proxy.endpoint, "2:3", run, lease_ttl=60)
+    b.join(proxy.endpoint, "2:3", run, lease_ttl=60, **ORDERLY)
     by_rank([a, b, c], round=1)
     proxy.mark = b'"leave"'
     b.order("withdraw")
