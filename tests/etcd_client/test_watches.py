@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.etcd_client import Change, EtcdClient, EtcdClosedError, Resync, Watch, conductor
+from rallypoint.etcd_client import Change, EtcdClient, EtcdClosedError, EtcdRefusedError, Resync, Watch, conductor
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, etcd, fresh, until, user_of
 
@@ -73,6 +73,20 @@ def test_watches_share_one_stream_and_its_threads(client: EtcdClient, prefix: st
     assert not new & {"etcd-watches", "etcd-watch-reader"}
     for watch in watches:
         watch.close()
+
+
+def test_keys_within_a_prefix_share_a_watch_and_each_gets_its_own(client: EtcdClient, prefix: str) -> None:
+    one, other = (client.watch(f"{prefix}{name}", within=prefix) for name in ("one", "other"))
+    client.put(f"{prefix}nobody's", "0")
+    client.put(f"{prefix}one", "1")
+    client.put(f"{prefix}other", "2")
+    assert [change.value for change in take(other, 1)] == [b"2"]
+    assert [change.value for change in take(one, 1)] == [b"1"]
+    assert one._mailbox.watched.watch_id == other._mailbox.watched.watch_id
+    for watch in (one, other):
+        watch.close()
+    with pytest.raises(EtcdRefusedError, match="is no single key within"):
+        client.watch("elsewhere", within=prefix)
 
 
 def test_who_waits_is_told_when_the_watch_is_closed(client: EtcdClient, prefix: str) -> None:

@@ -250,8 +250,8 @@ class EtcdClient:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
         With `ahead` this does not wait for the answer: what is written on the lease next goes along with the grant, and
-        both wait for etcd's disks once; only for one that is kept.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
-        the lease, and write again.
+        both wait for etcd's disks once.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
+        the lease, and write again.  It is for leases that are kept; others are waited for.
         """
         hub, asked_at = self._open, time.monotonic()
         # The id is ours, so that a grant whose answer was lost can be asked for again.
