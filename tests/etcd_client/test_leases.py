@@ -6,15 +6,18 @@ import queue
 import secrets
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 
 import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, StatusResponse
 from rallypoint.etcd_client.hub import Reply
+from rallypoint.etcd_client.keeper import Keeper
+from rallypoint.etcd_client.messages import LeaseKeepAliveResponse
 from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.wire import Message
-from tests.etcd.servers import Cluster, shared
+from rallypoint.etcd_client.wire import Message, encode
+from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_client.stage import SOON_S, etcd, proxy_to, until, user_of
 
 Answered = Callable[[Reply], None]
@@ -186,3 +189,93 @@ def test_who_releases_a_lease_before_it_is_granted_never_renews_it(
     answer()
     assert lease.is_granted
     until(lambda: client.time_to_live(lease).ttl == -1, "it expires")
+
+
+def _calls(cluster: Cluster, method: str) -> int:
+    """How often a member was called, or a stream was opened there."""
+    with urllib.request.urlopen(f"http://{cluster.endpoint}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    counts = [line for line in lines if line.startswith("grpc_server_started_total") and f'"{method}"' in line]
+    return int(counts[0].split()[1])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_renewals_of_a_process_go_over_one_stream(version: str) -> None:
+    with etcd(version) as cluster, user_of(cluster) as client, user_of(cluster) as another:
+        assert _calls(cluster, "LeaseKeepAlive") == 0
+        leases = [user.grant(2) for user in (client, another) for _ in range(5)]
+        renewals = [lease.renewal for lease in leases]
+        granted = [renewal.until for renewal in renewals]
+        until(lambda: all(now.until > then + 2 for now, then in zip(renewals, granted, strict=True)), "renewed thrice")
+        assert _calls(cluster, "LeaseKeepAlive") == 1
+        for lease in leases:
+            lease.revoke()
+
+
+def test_the_stream_of_renewals_moves_with_the_calls() -> None:
+    with etcd("3.5", 3) as cluster, user_of(cluster) as client:
+        lease = client.grant(2)
+        keeper = client._open.part(Keeper)
+        until(lambda: keeper._stream is not None, "the first renewal")
+        first = cluster.members[0].endpoint
+        assert str(keeper._stream and keeper._stream.endpoint) == first
+        client._open.failed(first)  # as a call would say that found nobody there
+        until(lambda: keeper._stream is not None and keeper._stream.endpoint != first, "it moves")
+        then = lease.renewal.until
+        until(lambda: lease.renewal.until > then, "renewed there")
+        assert lease.trouble is None
+        lease.revoke()
+        until(lambda: keeper._stream is None, "nothing to renew, no stream")
+
+
+def test_a_stream_of_renewals_that_ends_is_opened_again(server: Cluster) -> None:
+    with proxy_to(server.members[0].port) as proxy, EtcdClient(proxy.endpoint) as client:
+        lease = client.grant(2)
+        keeper = client._open.part(Keeper)
+        until(lambda: keeper._stream is not None, "the first renewal")
+        stream = keeper._stream
+        proxy.cut()
+        until(lambda: keeper._stream is not None and keeper._stream is not stream, "another stream")
+        then = lease.renewal.until
+        until(lambda: lease.renewal.until > then, "renewed there")
+        assert not lease.lost.is_set()
+        lease.revoke()
+
+
+def test_a_user_who_fails_to_hear_of_a_loss_costs_nobody_else_a_lease(client: EtcdClient, server: Cluster) -> None:
+    doomed, spared = client.grant(2), client.grant(2)
+
+    def trip() -> None:
+        raise ValueError("a mistake in when_lost")
+
+    doomed.when_lost = trip
+    with user_of(server) as stranger:
+        stranger.revoke(doomed.id)
+    assert doomed.lost.wait(SOON_S)
+    then = spared.renewal.until
+    until(lambda: spared.renewal.until > then + 1, "renewed after that")
+    spared.revoke()
+
+
+def test_a_member_that_answers_one_after_another_is_given_its_time(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many renewals on one stream may take longer than one is given; silence is what counts."""
+    first, second = client.grant(60, keep=False), client.grant(60, keep=False)
+    keeper = Keeper(client._open)  # its thread has nothing to do: it is told of no lease, and of no answer
+    monkeypatch.setattr(keeper, "_hear", lambda *_: None)
+    keeper._kept = {first.id: first, second.id: second}
+    for lease in (first, second):
+        keeper._renew(lease, time.monotonic())
+    stream = keeper._stream
+    assert stream is not None
+    stream.answer_by = time.monotonic()
+    assert stream.is_overdue()
+    keeper._heard(stream, encode(LeaseKeepAliveResponse(id=first.id, ttl=60)))
+    assert not stream.is_overdue()
+    assert stream.answer_by is not None, "there is more to come"
+    keeper._heard(stream, encode(LeaseKeepAliveResponse(id=second.id, ttl=60)))
+    assert str(stream.answer_by) == "None"
+    keeper.close()
+    first.revoke()
+    second.revoke()

@@ -59,7 +59,7 @@ def test_trap_1_a_hung_server_is_noticed_by_a_watch_that_asks_for_signs_of_life(
         until(lambda: stream.heard_at > start + 1, "signs of life come")
         assert watch.trouble is None
         assert watch._watcher._stream is stream
-        monkeypatch.setattr(conductor.Conversation.send, "__defaults__", (0.5,))
+        monkeypatch.setattr(conductor, "_PATIENCE_S", 0.5)
         cluster.members[0].pause()
         took_s = until(lambda: watch.trouble is not None, "the watch notices")
         assert took_s < 2
@@ -202,7 +202,7 @@ def test_trap_5_a_watch_resumes_behind_its_last_event() -> None:
         stream = hub.part(conductor.Watcher)._stream
         assert stream is not None
         heard_at = stream.heard_at
-        stream.send(PROGRESS)
+        stream.send(PROGRESS, SOON_S)
         until(lambda: stream.heard_at > heard_at, "a sign of life")
         # It says the store's revision, and not that this watch has seen everything up to it.
         assert watch.next_revision == revision + 1

@@ -21,7 +21,7 @@ from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, put_op
 from rallypoint.etcd_client.hub import Reply
-from rallypoint.etcd_client.leases import Keeper
+from rallypoint.etcd_client.keeper import Keeper
 from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.wire import Message
 from rallypoint.membership.identity import this_node
@@ -250,7 +250,7 @@ def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
     assert [node.view.state for node in (a, b)] == [State.HOLDS, State.HOLDS]
     (leads,) = (found for node in (a, b) if (found := link_of(node)._succession._leader) is not None)
     assert leads._run_lease is not None
-    assert leads._run_lease in node._client._open.part(Keeper)._kept
+    assert leads._run_lease in node._client._open.part(Keeper)._kept.values()
     assert "starts over" not in caplog.text
 
 

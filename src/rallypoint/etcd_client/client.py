@@ -22,7 +22,8 @@ from rallypoint.etcd_client.errors import (
     EtcdRefusedError,
 )
 from rallypoint.etcd_client.hub import STATUS, Hub, Kind, Reply, open_hub, release_hub
-from rallypoint.etcd_client.leases import Keeper, Lease, Renewal
+from rallypoint.etcd_client.keeper import Keeper
+from rallypoint.etcd_client.leases import Lease, Renewal
 from rallypoint.etcd_client.messages import (
     CompactionRequest,
     CompactionResponse,

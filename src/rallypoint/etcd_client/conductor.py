@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rallypoint.etcd_client.answers import Verdict, judge
+from rallypoint.etcd_client.conversation import Conversation
 from rallypoint.etcd_client.endpoints import Tries
 from rallypoint.etcd_client.errors import (
     EtcdAuthError,
@@ -24,10 +25,10 @@ from rallypoint.etcd_client.errors import (
     EtcdUnavailableError,
 )
 from rallypoint.etcd_client.hub import Hub
-from rallypoint.etcd_client.messages import WatchRequest, WatchResponse
-from rallypoint.etcd_client.transport import CallFailedError, Stream
+from rallypoint.etcd_client.messages import WatchResponse
+from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.watching import PROGRESS, Book, Change, Effects, Gap, Watched
-from rallypoint.etcd_client.wire import decode, encode
+from rallypoint.etcd_client.wire import decode
 
 log = logging.getLogger("rallypoint.etcd_client")
 
@@ -64,50 +65,6 @@ class Mailbox:
             return False
         self.is_full = False
         return True
-
-
-class Conversation:
-    """One stream at one endpoint, and the thread that reads it."""
-
-    def __init__(self, hub: Hub, endpoint: str, inbox: queue.SimpleQueue[Callable[[], None]], watcher: Watcher) -> None:
-        self.endpoint = endpoint
-        self.logins = hub.logins
-        self.requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.answer_by: float | None = None  # an answer is owed until then
-        self.heard_at = time.monotonic()
-        self._inbox = inbox
-        self._watcher = watcher
-        metadata = hub.metadata(_LOGIN_S)
-        self.logins = hub.logins
-        self._stream: Stream = hub.lines.to(endpoint).stream(WATCH, iter(self.requests.get, None), metadata)
-        threading.Thread(target=self._read, name="etcd-watch-reader", daemon=True).start()
-
-    def send(self, request: WatchRequest, patience_s: float = _PATIENCE_S) -> None:
-        """Say something that is answered, sooner or later."""
-        self.requests.put(encode(request))
-        if request.cancel_request is None:
-            owed_by = time.monotonic() + patience_s
-            self.answer_by = owed_by if self.answer_by is None else min(owed_by, self.answer_by)
-
-    def heard(self) -> None:
-        """It lives."""
-        self.answer_by, self.heard_at = None, time.monotonic()
-
-    def hang_up(self) -> None:
-        """Over; what arrives later is not listened to."""
-        self.requests.put(None)
-        self._stream.cancel()
-
-    def _read(self) -> None:
-        watcher = self._watcher
-        try:
-            for data in self._stream:
-                self._inbox.put(partial(watcher.hear, self, data))
-        except CallFailedError as failure:
-            code, details = failure.code, failure.details
-        else:
-            code, details = "UNAVAILABLE", "the member ended the stream"
-        self._inbox.put(lambda: watcher.broke(self, code, details))
 
 
 class Watcher:
@@ -172,14 +129,15 @@ class Watcher:
         if self._stream is None:
             self._open()
         elif self._stream.answer_by is not None:
-            self.broke(self._stream, "DEADLINE_EXCEEDED", "the watch stream gave no sign of life")
+            self._over(self._stream, "DEADLINE_EXCEEDED", "the watch stream gave no sign of life")
         else:
-            self._stream.send(PROGRESS)
+            self._stream.send(PROGRESS, _PATIENCE_S)
 
     def _open(self) -> None:
         endpoint = self._hub.rotation.current
         try:
-            self._stream = Conversation(self._hub, endpoint, self._inbox, self)
+            metadata = self._hub.metadata(_LOGIN_S)
+            self._stream = Conversation(self._hub, endpoint, WATCH, metadata, hear=self._hear, broke=self._broke)
         except CallFailedError as failure:
             self._note(endpoint, failure.code, failure.details)
         except EtcdAuthError as refusal:
@@ -189,7 +147,14 @@ class Watcher:
         else:
             self._do(self._book.opened())
 
-    def hear(self, stream: Conversation, data: bytes) -> None:
+    def _hear(self, stream: Conversation, data: bytes) -> None:
+        """On the reader's thread, as is the next."""
+        self._inbox.put(partial(self._heard, stream, data))
+
+    def _broke(self, stream: Conversation, code: str, details: str) -> None:
+        self._inbox.put(partial(self._over, stream, code, details))
+
+    def _heard(self, stream: Conversation, data: bytes) -> None:
         """The stream said something."""
         if stream is not self._stream:
             return
@@ -197,7 +162,7 @@ class Watcher:
         try:
             effects = self._book.heard(decode(WatchResponse, data))
         except EtcdMessageError as problem:
-            self.broke(stream, "INTERNAL", str(problem))
+            self._over(stream, "INTERNAL", str(problem))
             return
         if self._failures:
             log.info("watching again, at %s", stream.endpoint)
@@ -205,7 +170,7 @@ class Watcher:
         self._tries = Tries(self._hub.endpoints)
         self._do(effects)
 
-    def broke(self, stream: Conversation, code: str, details: str) -> None:
+    def _over(self, stream: Conversation, code: str, details: str) -> None:
         """The stream is over, by its own word or ours."""
         if stream is not self._stream:
             return
@@ -255,7 +220,7 @@ class Watcher:
     def _do(self, effects: Effects) -> None:
         for request in effects.send:
             if self._stream is not None:
-                self._stream.send(request)
+                self._stream.send(request, _PATIENCE_S if request.cancel_request is None else None)
         for delivery in effects.deliver:
             mailbox = self._mailboxes.get(delivery.watch)
             if mailbox is not None:

@@ -1,4 +1,4 @@
-"""Leases, and the thread that keeps them alive and does nothing else.
+"""Leases, and when they are renewed.
 
 A lease is renewed at a third of its time.  One renewal may take a quarter of it, then the next endpoint is asked, so
 that one member that is stopped costs nobody a lease.  Only etcd's word ends a lease: an outage leaves it in doubt.
@@ -6,30 +6,18 @@ that one member that is stopped costs nobody a lease.  Only etcd's word ends a l
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
-from rallypoint.etcd_client.answers import Verdict, judge
-from rallypoint.etcd_client.errors import EtcdError, EtcdLeaseLostError, EtcdMessageError
-from rallypoint.etcd_client.hub import Hub, Reply
-from rallypoint.etcd_client.messages import LeaseKeepAliveRequest, LeaseKeepAliveResponse
-from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.wire import decode
-
-log = logging.getLogger("rallypoint.etcd_client")
-
-KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
+from rallypoint.etcd_client.errors import EtcdLeaseLostError
 
 _SHARE_BETWEEN = 1 / 3
 _SHARE_OF_A_TRY = 1 / 4
 _SHARE_OF_A_PAUSE = 1 / 20
+_LONGEST_TRY_S = 2.5
 
 
 class Renewal:
@@ -45,7 +33,7 @@ class Renewal:
     @property
     def try_s(self) -> float:
         """How long one endpoint may take."""
-        return self.ttl_s * _SHARE_OF_A_TRY
+        return min(self.ttl_s * _SHARE_OF_A_TRY, _LONGEST_TRY_S)
 
     def sent(self, now: float) -> None:
         """A renewal is on its way."""
@@ -64,10 +52,20 @@ class Renewal:
         self.failures += 1
 
 
+class Keeps(Protocol):
+    """Whoever renews leases."""
+
+    def keep(self, lease: Lease) -> None:
+        """Renew it from now on."""
+
+    def drop(self, lease: Lease) -> None:
+        """Renew it no more."""
+
+
 class Lease:
     """A lease that is kept alive until it is revoked, released or lost.  Usable in a `with`, which revokes it."""
 
-    def __init__(self, lease_id: int, renewal: Renewal, keeper: Keeper, revoke: Callable[[int], None]) -> None:
+    def __init__(self, lease_id: int, renewal: Renewal, keeper: Keeps, revoke: Callable[[int], None]) -> None:
         self.id = lease_id
         self.is_granted = False
         """Whether etcd has said that it exists; one that was asked for ahead may not yet."""
@@ -130,119 +128,3 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.id:x}, {'lost' if self.lost.is_set() else f'{self.remaining_s():.1f} s left'}>"
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A lease is to be kept, or not any more."""
-
-    lease: Lease
-    kept: bool
-
-
-@dataclass(frozen=True)
-class _Answered:
-    """What came of a renewal."""
-
-    lease: Lease
-    reply: Reply
-
-
-class Keeper:
-    """One thread for all leases of a hub; it never waits for an answer."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._inbox: queue.SimpleQueue[_Kept | _Answered | None] = queue.SimpleQueue()
-        self._due: list[tuple[float, int, Lease]] = []
-        self._kept: set[Lease] = set()
-        self._count = itertools.count()
-        threading.Thread(target=self._run, name="etcd-leases", daemon=True).start()
-
-    def keep(self, lease: Lease) -> None:
-        """Renew it from now on."""
-        self._inbox.put(_Kept(lease, True))
-
-    def drop(self, lease: Lease) -> None:
-        """Renew it no more."""
-        self._inbox.put(_Kept(lease, False))
-
-    def close(self) -> None:
-        """Stop; leases expire by themselves."""
-        self._inbox.put(None)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                wait_s = max(self._due[0][0] - time.monotonic(), 0) if self._due else None
-                message = self._inbox.get(timeout=wait_s)
-            except queue.Empty:
-                self._renew_what_is_due()
-                continue
-            if message is None:
-                return
-            if isinstance(message, _Kept):
-                (self._kept.add if message.kept else self._kept.discard)(message.lease)
-                if message.kept:
-                    self._schedule(message.lease)
-            elif message.lease in self._kept:
-                self._answered(message)
-            self._renew_what_is_due()
-
-    def _schedule(self, lease: Lease) -> None:
-        heapq.heappush(self._due, (lease.renewal.due, next(self._count), lease))
-
-    def _renew_what_is_due(self) -> None:
-        now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            _, _, lease = heapq.heappop(self._due)
-            if lease in self._kept:
-                self._renew(lease, now)
-
-    def _renew(self, lease: Lease, now: float) -> None:
-        lease.renewal.sent(now)
-        # One message each way, so the stream that etcd offers for it can be used as a plain call with a deadline.
-        request, try_s = LeaseKeepAliveRequest(lease.id), lease.renewal.try_s
-        self._hub.ask(KEEP_ALIVE, request, try_s, lambda reply: self._inbox.put(_Answered(lease, reply)))
-
-    def _answered(self, message: _Answered) -> None:
-        lease = message.lease
-        try:
-            if isinstance(message.reply.outcome, CallFailedError):
-                raise message.reply.outcome
-            answer = decode(LeaseKeepAliveResponse, message.reply.outcome)
-        except (CallFailedError, EtcdMessageError) as failure:
-            self._failed(lease, message.reply, failure)
-        else:
-            if lease.trouble is not None:
-                log.info("lease %x is renewed again", lease.id)
-            lease.trouble = None
-            if answer.ttl <= 0:
-                self._kept.discard(lease)
-                lease.lost.set()
-                log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
-                if lease.when_lost is not None:
-                    lease.when_lost()
-                return
-            lease.renewal.renewed(answer.ttl)
-        self._schedule(lease)
-
-    def _failed(self, lease: Lease, reply: Reply, failure: CallFailedError | EtcdMessageError) -> None:
-        lease.renewal.failed(time.monotonic())
-        judgement = judge(failure.code, failure.details) if isinstance(failure, CallFailedError) else None
-        words = judgement.words if judgement is not None else str(failure)
-        if lease.trouble is None:
-            log.info("lease %x was not renewed by %s: %s; the next member is asked", lease.id, reply.endpoint, words)
-        lease.trouble = f"{reply.endpoint}: {words}"
-        if judgement is not None and judgement.verdict is Verdict.LOGIN and self._hub.user is not None:
-            # It takes its time; the renewals do not wait for it.
-            arguments = (reply.logins, lease.ttl_s)
-            threading.Thread(target=self._login, args=arguments, name="etcd-login", daemon=True).start()
-            return
-        self._hub.failed(reply.endpoint)
-
-    def _login(self, seen: int, timeout_s: float) -> None:
-        try:
-            self._hub.login(seen, timeout_s)
-        except EtcdError:
-            return  # the next renewal says so

@@ -137,6 +137,8 @@ class Line:
             return Stream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
         except ValueError as problem:
             raise CallFailedError("CANCELLED", str(problem)) from problem
+        except RuntimeError as problem:  # a stream needs a thread of grpc's, and there may be none left
+            raise CallFailedError("UNAVAILABLE", str(problem)) from problem
 
     def _method(self, name: str) -> Any:
         method = self._methods.get(name)
