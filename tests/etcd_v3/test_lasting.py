@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from rallypoint.core.model import Bounds, Ending, Reason, Settings
@@ -278,3 +279,29 @@ def test_who_leaves_before_there_is_a_run_takes_its_word_back(
         until(lambda: observer.words() == 1, "its word is there")
         link_of(node).leave(Reason.WITHDREW)
         until(lambda: observer.words() == 0, "it is not")
+
+
+def test_a_spare_that_was_given_up_stands_by_again_however_long_it_had(
+    cluster: Cluster, run: str, ends: ExitStack
+) -> None:
+    a, spare = member(cluster.endpoints, run, Bounds(1, 1)), member(cluster.endpoints, run, Bounds(1, 1), "b")
+    joined(ends, a)
+    ends.callback(spare.leave, Reason.WITHDREW, patience_s=0.0)
+    with ThreadPoolExecutor() as pool:
+        standing_by = pool.submit(spare.join, 2.0)
+        join_ends = time.monotonic() + 2.0
+        assert spare.wait(lambda view: view.state is State.SPARE, time.monotonic() + 30.0)
+        until(lambda: time.monotonic() > join_ends, "the time that it had to join passes")
+        link, before = link_of(spare), spare.view.node.id
+        # It was in a world before, such as one from which it came late to the next.
+        link._change(lambda view: msgspec.structs.replace(view, world=a.view.world))
+        assert link._lease is not None
+        a._client.revoke(link._lease.id)
+        again = spare.wait(
+            lambda view: (view.node.id != before and view.state is State.SPARE) or standing_by.done(),
+            time.monotonic() + 30.0,
+        )
+        assert again
+        assert not standing_by.done()
+        a.leave(Reason.WITHDREW)
+        assert standing_by.result(30.0).rank == 0

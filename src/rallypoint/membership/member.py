@@ -207,6 +207,8 @@ class Member:
             settled = self._settle(before, started + timeout_s)
             if not settled or self.view.state is not State.FENCED or self._left:
                 return self._outcome(settled, time.monotonic() - started)
+            if self.view.stood_by:
+                started = time.monotonic()  # the deadline did not run while it stood by (rule 13)
 
     def _settle(self, before: Placed | None, deadline: float) -> bool:
         """Wait until a join has led to something; a spare waits without a deadline."""
