@@ -73,3 +73,15 @@ def test_a_spare_that_was_given_up_stands_by_again_however_long_it_had(cast: Cas
     cast.shut_down(spare)
     with pytest.raises(RendezvousError, match="was left by this node"):
         standing_by.result(PATIENCE_S / 2)
+
+
+def test_an_unexpected_error_of_the_store_ends_nobodys_heart(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = cast.handler(), cast.handler()
+    cast.meet(a, b)
+    with monkeypatch.context() as broken:
+        broken.setattr(cast.store, "check", lambda _: 1 / 0)
+        until(lambda: "ZeroDivisionError" in a._member.heart.trouble)
+        until(lambda: "ZeroDivisionError" in b._member.heart.trouble)
+    until(lambda: a._member.heart.trouble == b._member.heart.trouble == "")
+    b._stop_heartbeats()
+    until(lambda: a.num_nodes_waiting() == 1)

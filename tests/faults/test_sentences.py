@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,6 +199,24 @@ def test_an_address_of_another_machine(stage: Stage) -> None:
     text = node.failed("RendezvousConnectionError")
     assert "this node would serve a store on 192.0.2.1, but" in text
     assert "local_addr must be an address of this machine" in text
+
+
+def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
+    code = """
+        import os, resource
+        from rallypoint.membership.round_store import Offer, cannot_listen
+        from rallypoint.stores.errors import StoreError
+        Offer("127.0.0.1").withdraw()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 64))
+        try:
+            Offer("127.0.0.1")
+        except StoreError as problem:
+            print(cannot_listen("127.0.0.1", problem))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert "this node would serve a store on 127.0.0.1, but cannot listen on 127.0.0.1, port 0" in done.stdout
+    assert "let this process open more files (ulimit -n)" in done.stdout
+    assert "local_addr" not in done.stdout
 
 
 @pytest.mark.parametrize("nodes", ["4:2", "0", "many", "2:"])

@@ -59,9 +59,7 @@ def _listen(address: str) -> socket.socket:
         return listen(address)
     except StoreError as exc:
         if _resolves(address):
-            raise RendezvousError(
-                f"this node would serve a store on {address}, but {exc}: local_addr must be an address of this machine"
-            ) from exc
+            raise round_store.cannot_listen(address, exc) from exc
     for anywhere in ("::", "0.0.0.0"):
         with suppress(StoreError):
             return listen(anywhere)

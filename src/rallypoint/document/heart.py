@@ -132,10 +132,13 @@ class Heart:
         try:
             while not self._ended:
                 before = self.view
-                wait_s = self._turn()
+                try:
+                    wait_s = self._turn()
+                except Exception as exc:  # noqa: BLE001  # see there
+                    wait_s = self._failed(exc)
                 self._tell(before)
                 if wait_s > 0 and not self._ended:
-                    self._wait(wait_s)
+                    self._rest(wait_s)
         finally:
             self._drop_bell()
             if self._watch is not None:
@@ -158,13 +161,15 @@ class Heart:
                 wait_s = carry_out(self._cycle.turn())
         except RendezvousConnectionError as exc:
             return self._away(str(exc))
-        except Exception as exc:  # a user's backend may raise anything; who joins is told
-            if self.view.state not in _ASKING and self.editor.errand is None:
-                log.exception("the document of run %r cannot be used; trying again", self.editor.run_id)
-            self.failure = exc
-            return self._away(f"{type(exc).__name__}: {exc}")
         self.trouble, self._retry_s = "", 0.0
         return wait_s
+
+    def _failed(self, exc: Exception) -> float:
+        """A user's backend or store may raise anything: who joins is told, and the thread goes on."""
+        if self.view.state not in _ASKING and self.editor.errand is None:
+            log.error("the document of run %r cannot be used; trying again", self.editor.run_id, exc_info=exc)
+        self.failure = exc
+        return self._away(f"{type(exc).__name__}: {exc}")
 
     def _away(self, trouble: str) -> float:
         self.trouble = trouble
@@ -176,6 +181,15 @@ class Heart:
         return self._retry_s * self._chance.uniform(0.5, 1.0)
 
     # Waiting ------------------------------------------------------------------------------------------------------
+
+    def _rest(self, wait_s: float) -> None:
+        before = self.view
+        try:
+            self._wait(wait_s)
+        except Exception as exc:  # noqa: BLE001  # the same
+            pause_s = self._failed(exc)
+            self._tell(before)
+            self._pause(pause_s)
 
     def _wait(self, wait_s: float) -> None:
         assert self._waker is not None, "the thread has its waker"

@@ -22,7 +22,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.membership.link import Link, Peer, Prepare
-from rallypoint.membership.round_store import Offer, RoundStore, Serve, serve_here
+from rallypoint.membership.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
 from rallypoint.stores.errors import StoreError
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
@@ -192,10 +192,7 @@ class Member:
             try:
                 self._offer = Offer(address)
             except StoreError as exc:
-                raise RendezvousError(
-                    f"this node would serve a store on {address}, but {exc}: local_addr must be an address of this "
-                    f"machine"
-                ) from exc
+                raise cannot_listen(address, exc) from exc
         return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
 
     # Inside -------------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.core.notices import Placed
+from rallypoint.errors import RendezvousError
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
+from rallypoint.stores.errors import StoreError
 from rallypoint.stores.late import LateStore
 from rallypoint.stores.server import listen
 
@@ -22,6 +25,14 @@ def serve_here(listener: socket.socket) -> Callable[[], None]:
     server = StoreServer()
     server.start_on(background().loop, listener)
     return server.stop
+
+
+def cannot_listen(address: str, problem: StoreError) -> RendezvousError:
+    """What to say, and to do, where a node cannot offer a store on its own address."""
+    advice = "local_addr must be an address of this machine"
+    if isinstance(problem.__cause__, OSError) and problem.__cause__.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "let this process open more files (ulimit -n), or see what has so many open"
+    return RendezvousError(f"this node would serve a store on {address}, but {problem}: {advice}")
 
 
 class Offer:
