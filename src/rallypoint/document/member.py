@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rallypoint.core import node as core
-from rallypoint.core.model import Bounds, Ending, Node, Phase, Reason, Settings
+from rallypoint.core.model import Bounds, Node, Phase, Reason, Settings
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.document import page as pages
@@ -21,17 +21,11 @@ from rallypoint.document.cycle import Backend
 from rallypoint.document.editor import Editor
 from rallypoint.document.heart import Heart
 from rallypoint.errors import (
-    RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from rallypoint.membership import outcomes
 from rallypoint.membership.identity import mint_id
-
-_PLACED = (State.HOLDS, State.BROKEN)
-"""A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
-_SETTLED = (State.CLOSED, State.REFUSED, State.FENCED)
 
 
 class DocumentMember:
@@ -152,7 +146,7 @@ class DocumentMember:
             if self._left:
                 return  # nobody waits for it any more
             if editor.view.state in (State.FENCED, State.REFUSED):
-                editor.reborn(fresh_identity(prepared))
+                editor.reborn(msgspec.structs.replace(prepared, id=mint_id(prepared.name)))
             node = msgspec.structs.replace(prepared, id=editor.view.node.id)
             editor.view = msgspec.structs.replace(editor.view, node=node)
             if editor.view.state is not State.CLOSED:
@@ -166,29 +160,21 @@ class DocumentMember:
     def _settle(self, before: Placed | None, deadline: float) -> bool:
         """Wait until a join has led to something; a spare waits without a deadline."""
 
-        def is_settled() -> bool:
-            view = self.view
-            if self._left:
-                return True
-            if view.state in _PLACED:
-                return view.world is not before
-            return view.state in _SETTLED or self.heart.failure is not None
+        def is_settled(view: View) -> bool:
+            over = self._left or self.heart.failure is not None
+            return over or outcomes.has_led_to_something(view, before)
 
-        while not self.heart.wait(lambda: is_settled() or self.view.state is State.SPARE, deadline):
-            if self.view.state is not State.SPARE:
-                return False
-        return is_settled() or self.heart.wait(is_settled)
+        def wait(is_so: outcomes.IsSo, until: float | None) -> bool:
+            return self.heart.wait(lambda: is_so(self.view), until)
+
+        return outcomes.settle(wait, is_settled, deadline)
 
     def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
         view = self.view
-        if settled and view.state in _PLACED and view.world is not None:
-            return view.world
-        if view.state is State.CLOSED:
-            if view.stood_by and view.ending is Ending.SUCCEEDED:
-                raise RendezvousGracefulExitError(f"run {self.run_id!r} ended well, and this spare was not needed")
-            raise RendezvousClosedError(f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}")
-        if view.state is State.REFUSED:
-            raise RendezvousError(f"run {self.run_id!r} cannot be joined: {view.why}")
+        placed = outcomes.place_in(view)
+        if settled and placed is not None:
+            return placed
+        outcomes.check_open(self.run_id, view)
         self._check_left()
         failure, trouble = self.heart.failure, self.heart.trouble
         self.heart.order(lambda: self._editor.leave(Reason.WITHDREW, "its join timed out"))
@@ -204,7 +190,7 @@ class DocumentMember:
 
     def _check_left(self) -> None:
         if self._left:
-            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+            raise outcomes.left_before(self.run_id)
 
     def _done(self, deadline: float) -> bool:
         """Wait until the document says what was asked of it."""
@@ -222,11 +208,6 @@ class DocumentMember:
 
     def _trouble(self) -> str:
         return self.heart.trouble or "its backend does not answer"
-
-
-def fresh_identity(node: Node) -> Node:
-    """The same process under a new identity."""
-    return msgspec.structs.replace(node, id=mint_id(node.name))
 
 
 def _minting() -> Callable[[], str]:

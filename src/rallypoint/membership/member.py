@@ -11,23 +11,20 @@ from datetime import timedelta
 import msgspec
 
 from rallypoint.core import node as core
-from rallypoint.core.model import Ending, Node, Reason
+from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import (
-    RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
-    RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from rallypoint.membership import outcomes
 from rallypoint.membership.link import Link, Peer, Prepare
 from rallypoint.membership.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
 from rallypoint.stores.errors import StoreError
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
-_PLACED = (State.HOLDS, State.BROKEN)
-"""A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
 
 
 class Member:
@@ -211,29 +208,18 @@ class Member:
         """Wait until a join has led to something; a spare waits without a deadline."""
 
         def is_settled(view: View) -> bool:
-            if self._left or self.link.refusal is not None:
-                return True
-            if view.state in _PLACED:
-                return view.world is not before
-            return view.state in (State.CLOSED, State.REFUSED, State.FENCED)
+            return self._left or self.link.refusal is not None or outcomes.has_led_to_something(view, before)
 
-        while not self.link.wait(lambda view: is_settled(view) or view.state is State.SPARE, deadline):
-            if self.view.state is not State.SPARE:
-                return False
-        return is_settled(self.view) or self.link.wait(is_settled)
+        return outcomes.settle(self.link.wait, is_settled, deadline)
 
     def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
         view, link = self.view, self.link
-        if settled and view.state in _PLACED and view.world is not None:
-            return view.world
+        placed = outcomes.place_in(view)
+        if settled and placed is not None:
+            return placed
         if link.refusal is not None:
             raise RendezvousConnectionError(f"run {self.run_id!r} cannot be joined at {link.where()}: {link.refusal}")
-        if view.state is State.CLOSED:
-            if view.stood_by and view.ending is Ending.SUCCEEDED:
-                raise RendezvousGracefulExitError(f"run {self.run_id!r} ended well, and this spare was not needed")
-            raise RendezvousClosedError(f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}")
-        if view.state is State.REFUSED:
-            raise RendezvousError(f"run {self.run_id!r} cannot be joined: {view.why}")
+        outcomes.check_open(self.run_id, view)
         self._check_left()
         link.leave(Reason.WITHDREW, "its join timed out")
         if view.out_since is not None:
@@ -247,7 +233,7 @@ class Member:
 
     def _check_left(self) -> None:
         if self._left:
-            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+            raise outcomes.left_before(self.run_id)
 
     def _open_store(self, placed: Placed) -> None:
         with self._storing:

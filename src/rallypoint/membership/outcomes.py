@@ -1,0 +1,56 @@
+"""What a join has led to, and what is said of it (rule 11): the same for every kind of membership."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rallypoint.core.model import Ending
+from rallypoint.core.node import State, View
+from rallypoint.core.notices import Placed
+from rallypoint.errors import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError
+
+_PLACED = (State.HOLDS, State.BROKEN)
+"""A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
+
+_OVER = (State.CLOSED, State.REFUSED, State.FENCED)
+
+IsSo = Callable[[View], bool]
+
+
+def has_led_to_something(view: View, before: Placed | None) -> bool:
+    """Whether a join has; `before` is the world that the node was in when it asked."""
+    return view.world is not before if view.state in _PLACED else view.state in _OVER
+
+
+def settle(wait: Callable[[IsSo, float | None], bool], is_settled: IsSo, deadline: float) -> bool:
+    """Wait until it is settled what came of a join; a spare waits without a deadline (rule 13)."""
+    stands_by = False
+
+    def is_settled_or_spare(view: View) -> bool:
+        nonlocal stands_by
+        stands_by = view.state is State.SPARE
+        return stands_by or is_settled(view)
+
+    if not wait(is_settled_or_spare, deadline):
+        return False
+    return not stands_by or wait(is_settled, None)
+
+
+def place_in(view: View) -> Placed | None:
+    """The world that a join has led to."""
+    return view.world if view.state in _PLACED else None
+
+
+def check_open(run_id: str, view: View) -> None:
+    """Raise what a run has to say that takes nobody in."""
+    if view.state is State.CLOSED:
+        if view.stood_by and view.ending is Ending.SUCCEEDED:
+            raise RendezvousGracefulExitError(f"run {run_id!r} ended well, and this spare was not needed")
+        raise RendezvousClosedError(f"run {run_id!r} is closed as {view.ending.value}: {view.why}")
+    if view.state is State.REFUSED:
+        raise RendezvousError(f"run {run_id!r} cannot be joined: {view.why}")
+
+
+def left_before(run_id: str) -> RendezvousError:
+    """For who is asked to join and has left for good."""
+    return RendezvousError(f"run {run_id!r} was left by this node: a new handler can join it again")
