@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,11 +15,12 @@ from typing import Any
 import msgspec
 
 from rallypoint import events
-from rallypoint.core.model import Bounds, Node, OnGiveUp, Reason, Role, Settings
+from rallypoint.core.model import Bounds, Node, OnGiveUp, Role, Settings
 from rallypoint.core.notices import Placed
 from rallypoint.document.bootstrap import Offer, own_address
 from rallypoint.document.member import DocumentMember
-from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
 from rallypoint.elastic.options import OptionValues, choice, number, read_options, seconds, text
 from rallypoint.membership.identity import mint_id
 from rallypoint.membership.round_store import split_endpoint
@@ -161,7 +161,7 @@ class RendezvousSettings:
     keep_alive_max_attempt: int
 
 
-class DynamicRendezvousHandler(RendezvousHandler):
+class DynamicRendezvousHandler(HandlerOnMembership):
     """A node's membership in a run whose document a `RendezvousBackend` holds.  Make it by `from_backend`."""
 
     def __init__(
@@ -180,7 +180,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._offer: Offer | None = None
         self._serving: Offer | None = None
         given = options or OptionValues(OPTIONS, {})
-        self._member = DocumentMember(
+        self._member: DocumentMember = DocumentMember(
             settings.run_id,
             backend,
             store,
@@ -236,26 +236,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         info = RendezvousStoreInfo(*split_endpoint(placed.store))
         return RendezvousInfo(self._round_store(placed, info), placed.rank, placed.size, info)
 
-    def is_closed(self) -> bool:
-        """Whether the run is closed, as the document says now."""
-        return self._member.is_closed()
-
-    def set_closed(self) -> None:
-        """Close the run for everybody."""
-        self._member.close_run()
-
-    def num_nodes_waiting(self) -> int:
-        """Rule 6b: from memory, at once."""
-        return self._member.waiting()
-
-    def get_run_id(self) -> str:
-        """The run's name."""
-        return self._settings.run_id
-
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
-        reason = Reason.FINISHED if sys.exc_info()[0] is None else Reason.WITHDREW
-        done = self._member.leave(reason, is_host=bool(getattr(self._backend, "hosts_store", False)))
+        done = self._member.leave(reason_to_leave(), is_host=bool(getattr(self._backend, "hosts_store", False)))
         self._withdraw()
         return done
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from rallypoint.core.model import Node, OnGiveUp, Reason, Role, Settings
-from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.core.model import Node, OnGiveUp, Role, Settings
+from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
 from rallypoint.elastic.options import Option, OptionValues, choice, number, read_options, seconds, text
 from rallypoint.elastic.round_stores import STORE
 from rallypoint.membership.identity import this_node
@@ -102,11 +102,12 @@ def settings_from(options: OptionValues, *, interval_s: float, timeout_s: float)
     )
 
 
-class MemberHandler(RendezvousHandler):
+class MemberHandler(HandlerOnMembership):
     """A node's membership in a run, as PyTorch's interface has it."""
 
     def __init__(self, backend: MemberBackend, params: RendezvousParameters) -> None:
         self._backend = backend.name
+        self._member: Member
         self._member, self._join_timeout_s = backend.open(params)
 
     def get_backend(self) -> str:
@@ -125,23 +126,6 @@ class MemberHandler(RendezvousHandler):
         info = RendezvousStoreInfo(store.host, store.port)
         return RendezvousInfo(store, placed.rank, placed.size, info)
 
-    def is_closed(self) -> bool:
-        """Whether the run is known to be closed."""
-        return self._member.is_closed()
-
-    def set_closed(self) -> None:
-        """Close the run for everybody."""
-        self._member.close_run()
-
-    def num_nodes_waiting(self) -> int:
-        """Rule 6b: from memory, at once."""
-        return self._member.waiting()
-
-    def get_run_id(self) -> str:
-        """The run's name."""
-        return self._member.run_id
-
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
-        reason = Reason.FINISHED if sys.exc_info()[0] is None else Reason.WITHDREW
-        return self._member.leave(reason)
+        return self._member.leave(reason_to_leave())
