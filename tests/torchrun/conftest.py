@@ -54,6 +54,7 @@ class EtcdCluster:
     """Three members of etcd."""
 
     name = "etcd-v3"
+    version = "3.5"
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {
@@ -70,7 +71,7 @@ class EtcdCluster:
         if self.endpoint:
             self.cluster.start()
             return
-        self.cluster = self._stack.enter_context(running("3.5", 3, v2=False))
+        self.cluster = self._stack.enter_context(running(self.version, 3, v2=False))
         self.endpoint = self.cluster.endpoints
         self.address = f"etcd://{self.endpoint}"
 
@@ -81,10 +82,22 @@ class EtcdCluster:
         self._stack.close()
 
 
-BACKENDS: dict[str, type[Authority]] = {"rallypoint": StandaloneServer, "etcd-v3": EtcdCluster}
+class OldEtcdCluster(EtcdCluster):
+    """Three members of etcd 3.4."""
+
+    version = "3.4"
 
 
-@pytest.fixture(params=["rallypoint", pytest.param("etcd-v3", marks=pytest.mark.soak)])
+BACKENDS: dict[str, type[Authority]] = {
+    "rallypoint": StandaloneServer,
+    "etcd-v3": EtcdCluster,
+    "etcd-v3 on 3.4": OldEtcdCluster,
+}
+
+
+@pytest.fixture(
+    params=[name if name == "rallypoint" else pytest.param(name, marks=pytest.mark.soak) for name in BACKENDS]
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """An authority that was started, by the name of the backend."""
     authority = BACKENDS[request.param]()

@@ -208,6 +208,18 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in found] + [below for child in found for below in children(int(child))]
 
 
+def connections(pid: int) -> list[int]:
+    """The ports that a process is connected to, one for each connection."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            sockets.add(str(descriptor.readlink()))
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    theirs = [line for line in lines if line[3] == "01" and f"socket:[{line[9]}]" in sockets]
+    return [int(line[2].rpartition(":")[2], 16) for line in theirs]
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
