@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import msgspec
 
+from rallypoint.errors import RendezvousStateError
 from rallypoint.etcd.adopting import Estate
 from rallypoint.etcd.board import Board, Sealing, Seated, decode_board, decode_roster
 from rallypoint.etcd.keys import Keys
-from rallypoint.etcd.leading import Gone, Saying, Wish, Word
+from rallypoint.etcd.leading import Gone, Wish, Word
 from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, EtcdError, KeyValue, Outcome, Resync, get_op
 from rallypoint.etcd_client.messages import RangeResponse, RequestOp
 
@@ -43,7 +45,7 @@ def found_by_founder(keys: Keys, outcome: Outcome) -> Estate | None:
     return _estate(outcome.revision, sayings)
 
 
-def _estate(revision: int, sayings: list[Saying]) -> Estate:
+def _estate(revision: int, sayings: Sequence[Word | Wish]) -> Estate:
     words = tuple(said for said in sayings if isinstance(said, Word))
     return Estate(revision, words, tuple(said for said in sayings if isinstance(said, Wish)))
 
@@ -73,13 +75,13 @@ def read_roster(
     return decode_roster(parts, sealing, run_id)
 
 
-def read_board(client: EtcdClient, keys: Keys, run_id: str) -> Board | None:
-    """Where a run stands; None where there is none."""
-    found = client.get(keys.board)
+def read_board(client: EtcdClient, keys: Keys, run_id: str, revision: int = 0) -> Board | None:
+    """Where a run stands, or stood at a revision; None where there is none."""
+    found = client.get(keys.board, revision=revision)
     return None if found is None else decode_board(found.value, run_id)
 
 
-def saying_of(keys: Keys, kv: KeyValue) -> Saying | None:
+def saying_of(keys: Keys, kv: KeyValue) -> Word | Wish | None:
     """What lies under a key of `in/`; None where nobody of us wrote it."""
     node_id = keys.node_id(kv.key)
     if node_id:
@@ -101,14 +103,25 @@ def found_by(outcome: Outcome, index: int) -> KeyValue | None:
     return answer.kvs[0] if answer.kvs else None
 
 
-def is_granted(client: EtcdClient, wish: str, deadline: float) -> bool:
-    """Wait until the leader has taken a wish, which it then deletes; False where that is not known by then."""
+def is_granted(client: EtcdClient, keys: Keys, run_id: str, wish: str, deadline: float) -> bool:
+    """Wait until the leader has taken a wish, which it then deletes; False where that is not known by then.
+
+    A wish also goes with the lease of whoever had it.  A leader closes the run first, so that the board tells.
+    """
     try:
         with client.watch(wish, snapshot=True) as watch:
             while (left_s := deadline - time.monotonic()) > 0:
                 item = watch.get(left_s)
-                if (isinstance(item, Resync) and not item.kvs) or (item and not isinstance(item, Resync)):
-                    return True
-    except EtcdError as exc:
+                if item is not None and not (item.kvs if isinstance(item, Resync) else not item.is_delete):
+                    board = _board_at(client, keys, run_id, item.revision)
+                    return board is None or board.ended is not None
+    except (EtcdError, RendezvousStateError) as exc:
         log.info("whether the wish to close was granted cannot be found out: %s", exc)
     return False
+
+
+def _board_at(client: EtcdClient, keys: Keys, run_id: str, revision: int) -> Board | None:
+    try:
+        return read_board(client, keys, run_id, revision)
+    except EtcdCompactedError:
+        return read_board(client, keys, run_id)

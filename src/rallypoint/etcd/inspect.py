@@ -5,16 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 
+from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node, Run
 from rallypoint.core.node import View
-from rallypoint.errors import RendezvousStateError
+from rallypoint.errors import RendezvousError, RendezvousStateError
 from rallypoint.etcd import estate
 from rallypoint.etcd.adopting import adopt
 from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.leading import message_of
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.membership.identity import mint_id
-from rallypoint.membership.report import RunLine, RunReport, find_node, line_of, nodes_of
+from rallypoint.membership.report import RunLine, RunReport, line_of, nodes_of
 
 _LEASE_S = 5
 
@@ -57,15 +59,27 @@ def close_run(client: EtcdClient, prefix: str, run_id: str, why: str, patience_s
 def evict(client: EtcdClient, prefix: str, run_id: str, name: str) -> bool:
     """End a node's lease, by its id or name: the others regroup without it, and it is told that it is out.
 
-    False where there is no such node.
+    The newest where several have the name.  False where there is no such node; `RendezvousError` where it has finished.
     """
     run = _run(client, prefix, run_id)
-    node_id = find_node(run, name) if run is not None else None
-    word = client.get(Keys(prefix, run_id).node(node_id)) if node_id is not None else None
-    if word is None or not word.lease:
+    named = [node for node in nodes_of(run) if name in (node.id, node.name)] if run is not None else []
+    here = [node for node in named if run is not None and node.id not in run.finished]
+    if named and not here:
+        raise _has_finished(name, run_id)
+    keys = Keys(prefix, run_id)
+    found = client.get(keys.node(here[-1].id)) if here else None
+    word = estate.saying_of(keys, found) if found is not None else None
+    if found is None or word is None or not found.lease:
         return False
-    client.revoke(word.lease)
+    if not isinstance(message_of(word), Joined):
+        # A last word hangs on the lease that all of the run hangs on.
+        raise _has_finished(name, run_id)
+    client.revoke(found.lease)
     return True
+
+
+def _has_finished(name: str, run_id: str) -> RendezvousError:
+    return RendezvousError(f"node {name!r} of run {run_id!r} has finished or left already: there is nobody to evict")
 
 
 def _run_ids(client: EtcdClient, prefix: str) -> list[str]:

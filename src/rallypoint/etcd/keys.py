@@ -71,7 +71,8 @@ class Keys:
         name = key.decode(errors="replace")
         if not name.startswith(self.runs) or not name.endswith("/out/board"):
             return None
-        return unquote(name[len(self.runs) : -len("/out/board")])
+        quoted = name[len(self.runs) : -len("/out/board")]
+        return None if "/" in quoted else unquote(quoted)  # those of another prefix, which begins with this one
 
 
 def _rest(key: bytes, beginning: str) -> str | None:
