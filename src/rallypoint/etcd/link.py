@@ -93,6 +93,7 @@ class EtcdLink:
         self._ending = False
         # What is to be written, and what was.
         self._to_say: Joined | Left | None = None
+        self._unsaid = False  # whether a last word was lost with the node's lease
         self._said_at = 0
         self._lease: Lease | None = None
         self._in_doubt = False
@@ -179,7 +180,9 @@ class EtcdLink:
         """Wait until all that was said is in etcd for good, and a wish to close is granted."""
         if not self.wait(lambda _: self._to_say is None or self._refusal is not None, deadline):
             return False
-        return self._refusal is None and (not self._wish or estate.is_granted(self._client, self._wish, deadline))
+        if self._refusal is not None or self._unsaid:
+            return False
+        return not self._wish or estate.is_granted(self._client, self._keys, self._run_id, self._wish, deadline)
 
     def peers(self, placed: Placed, timeout_s: float) -> Iterator[Peer]:
         """The members of a world in the order of their ranks."""
@@ -342,7 +345,12 @@ class EtcdLink:
         try:
             outcome = self._client.transaction([compare(key, lease=lease.id)], [last], again=True)
         except EtcdLeaseLostError:
-            return  # the run is gone, and with it whom it would concern
+            self._reading.look()
+            if self._reading.board is not board:
+                self._say_left(message)  # the run has ended meanwhile, or its leader has written it down anew
+            return  # else it is gone, and with it whom it would concern
+        if not outcome.succeeded and self._client.time_to_live(lease).ttl <= 0:
+            raise EtcdLeaseLostError(f"lease {lease.id:x} has expired or was revoked")
         self._said_at = outcome.revision
 
     def _say_wish(self) -> None:
@@ -402,6 +410,7 @@ class EtcdLink:
         """etcd has given this node up (rule 9): it never writes again under the same name."""
         with self.changed:
             self._forget()
+            self._unsaid = self._unsaid or isinstance(self._to_say, Left)
             self._to_say, view = None, self._view
             if view.world is not None:
                 self._view = core.hear(view, Fenced(view.world.seal_id, f"this node was given up: {why}"))
@@ -431,7 +440,7 @@ class EtcdLink:
 
     def _ask(self) -> None:
         """Something is asked of the link, with `changed` held: what was refused before is forgotten."""
-        self._refusal = None
+        self._refusal, self._unsaid = None, False
         self._asked += 1
 
     def _refuse(self, why: str, asked: int) -> None:

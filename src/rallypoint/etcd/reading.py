@@ -68,15 +68,16 @@ class Reading:
     def news(self) -> Iterator[None]:
         """Take what has arrived, one thing after another."""
         self._go_on()
-        for kv in _arrived(self._tellings):
+        for _, kv in _arrived(self._tellings):
             if kv is not None:
                 self.told = codec.decode_notice(kv.value)
                 yield
-        for kv in _arrived(self._boards):
-            if kv is None:
-                self.board = None
-            elif self.take_board(kv):
-                yield
+        for revision, kv in _arrived(self._boards):
+            if kv is not None:
+                if self.take_board(kv):
+                    yield
+            elif revision > self.board_at:  # a newer one may have been read, which is sent only once
+                self.board, self.board_at = None, revision
 
     def take_board(self, kv: KeyValue) -> bool:
         """A board, however it came; whether it is newer than the one known."""
@@ -125,10 +126,10 @@ class Reading:
         self.told, self.node_id, self._looked_up = None, "", ""
 
 
-def _arrived(watch: Watch | None) -> Iterator[KeyValue | None]:
-    """What a key was set to, one after another; None where it was deleted."""
+def _arrived(watch: Watch | None) -> Iterator[tuple[int, KeyValue | None]]:
+    """When a key was written, and what; None where it was deleted."""
     while watch is not None and (item := watch.get(0)) is not None:
         if isinstance(item, Resync):
-            yield item.kvs[0] if item.kvs else None
+            yield item.revision, item.kvs[0] if item.kvs else None
         else:
-            yield None if item.is_delete else item.kv
+            yield item.revision, None if item.is_delete else item.kv

@@ -1,0 +1,127 @@
+"""What became of a word is said truly: of a last word, of a wish to close, of a board that was deleted and written anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from rallypoint.core.events import Left
+from rallypoint.core.model import Bounds, Node, Phase, Reason, Settings
+from rallypoint.core.node import View
+from rallypoint.etcd import estate
+from rallypoint.etcd.board import Board, encode_board
+from rallypoint.etcd.link import EtcdLink
+from rallypoint.etcd.reading import Reading
+from rallypoint.membership.identity import mint_id
+from tests.etcd.servers import Cluster
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, until
+from tests.etcd_v3.test_lasting import joined, link_of, member
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    """What is to be done at the end, whatever happens."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def board(token: str) -> bytes:
+    return encode_board(Board(token=token, lease=0, phase=Phase.GATHERING, bounds=Bounds(1, 1), settings=Settings()))
+
+
+def test_news_that_a_board_was_deleted_do_not_take_away_the_next_one(run: str, observer: Observer) -> None:
+    """A transaction has read the next one already, and what a watch brings of it is known by then."""
+    client, keys = observer.client, observer.keys
+    reading = Reading(client, keys, run, lambda: None)
+    first = client.put(keys.board, board("first"))
+    reading.begin("a", first.revision, in_doubt=False)
+    until(lambda: list(reading.news()), "the first has arrived")
+    client.delete(keys.board)
+    client.put(keys.board, board("second"))
+    read = client.get(keys.board)
+    assert read is not None
+    reading.take_board(read)
+    client.put(keys.board, board("third"))
+    until(lambda: list(reading.news()), "the third has arrived, and all before it")
+    assert reading.board is not None
+    assert reading.board.token == "third"
+    client.delete(keys.board)
+    until(lambda: [list(reading.news()), reading.board is None][1], "its deletion has arrived")
+    reading.take_board(read)
+    assert reading.board is None, "what was read before it was deleted is no news"
+    reading.forget()
+
+
+@pytest.mark.parametrize("noticed", ["at once", "by the word itself"])
+def test_a_last_word_that_was_lost_with_the_lease_was_not_heard(
+    cluster: Cluster, run: str, ends: ExitStack, observer: Observer, monkeypatch: pytest.MonkeyPatch, noticed: str
+) -> None:
+    nodes = [member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab"]
+    joined(ends, *nodes)
+    quitter = max(nodes, key=lambda node: node.view.world.rank if node.view.world is not None else 0)
+    link = link_of(quitter)
+    lease, say = link._lease, link._say_left
+    assert lease is not None
+
+    def loses_its_lease(message: Left) -> None:
+        observer.client.revoke(lease.id)
+        if noticed == "at once":
+            until(lease.lost.is_set, "it hears of it first")
+            lease.check()
+        say(message)
+
+    monkeypatch.setattr(link, "_say_left", loses_its_lease)
+    assert not quitter.leave(Reason.FINISHED, patience_s=20.0)
+
+
+def test_a_last_word_is_heard_though_the_leader_was_quicker_than_the_answer(
+    cluster: Cluster, run: str, ends: ExitStack, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said twice, as when an answer is lost, and finds itself in its place, or its place cleared away."""
+    nodes = [member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab"]
+    joined(ends, *nodes)
+    quitter = max(nodes, key=lambda node: node.view.world.rank if node.view.world is not None else 0)
+    link = link_of(quitter)
+    say = link._say_left
+
+    def says_twice(message: Left) -> None:
+        say(message)
+        say(message)
+
+    monkeypatch.setattr(link, "_say_left", says_twice)
+    assert quitter.leave(Reason.FINISHED, patience_s=20.0)
+    until(lambda: observer.finished() == 1, "the leader knows")
+
+
+def test_a_wish_that_went_with_its_lease_was_not_granted(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """The leader is stopped, and never heard of it."""
+    a, b = stage.nodes("a", "b")
+    for node in (a, b):
+        node.join(cluster.endpoints, 2, run, lease_ttl=60)
+    by_rank([a, b])
+    leader = observer.leading([a, b])
+    leader.pause()
+    node = Node(id=mint_id("somebody"), name="somebody")
+    view = View(node=node, bounds=Bounds(1, 1))
+    link = EtcdLink(
+        *(observer.client, observer.keys, run, view),
+        lease_ttl_s=5,
+        prepare=lambda node, _: node,
+        reborn=lambda node: node,
+    )
+    assert link.ask_to_close("enough")
+    assert link._lease is not None
+    observer.client.revoke(link._lease)
+    assert not link.is_heard(time.monotonic() + 20.0)
+    link.close()
+    leader.resume()
+    still = estate.read_board(observer.client, observer.keys, run)
+    assert still is not None
+    assert still.phase is Phase.SEALED
+    b.ask("close", "closed")
+    a.changed()
