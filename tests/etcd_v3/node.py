@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import threading
+import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from rallypoint.membership.identity import this_node
 from tests.faults.node import Puppet, obey, say
 
 DIES_WITHIN_S = 600.0
+STALL_S = 1.0
 
 
 class EtcdPuppet(Puppet):
@@ -78,7 +80,17 @@ class EtcdPuppet(Puppet):
         """Write down all that happens from now on: what a leader here decides, and where this node stands."""
         self._files.enter_context(events.write_json_lines(Path(path)))
         self._is_recorded = True
+        threading.Thread(target=self.notice_stalls, daemon=True).start()
         say("recording", path=path)
+
+    def notice_stalls(self) -> None:
+        """Write down whenever this process stood still for so long that its lease may have ended."""
+        pause, last = threading.Event(), time.monotonic()
+        while True:
+            pause.wait(0.1)
+            before, last = last, time.monotonic()
+            if last - before > STALL_S:
+                events.record("stalled", "", "", seconds=round(last - before, 3))
 
     def placed(self, place: Place) -> None:
         if self._is_recorded:

@@ -1,0 +1,158 @@
+"""Nodes on etcd that live by themselves, and the harm that is done to them and to the members of etcd by the dice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from rallypoint.etcd_client import EtcdClient
+from tests.etcd.servers import Cluster, Member
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, observing, until
+from tests.etcd_v3.judging import Event
+
+NODES = "2:4"
+CROWD = 4
+PATIENCE_S = 60.0
+DECK = {"leave": 5, "kill": 3, "member": 3, "stop": 1}
+"""What happens, and how often in so many steps, whatever the dice say."""
+
+
+class Crowd:
+    """Nodes that join again by themselves, and come back when they are killed."""
+
+    def __init__(self, stage: EtcdStage, cluster: Cluster, run: str, folder: Path, *, kills_members: bool) -> None:
+        self.stage, self.cluster, self.run, self.folder = stage, cluster, run, folder
+        self.kills_members = kills_members
+        self.alive: list[EtcdNode] = []
+        self.killed: set[str] = set()
+        self.down: Member | None = None
+        self.count = 0
+        self.before: dict[str, int] = {}
+
+    def arrive(self, count: int) -> None:
+        """So many new processes, each with a record of its own."""
+        names = [f"n{self.count + number}" for number in range(count)]
+        self.count += count
+        for node in self.stage.nodes(*names):
+            node.ask("record", "recording", path=str(self.folder / f"{node.name}.jsonl"))
+            self.join(node)
+            self.alive.append(node)
+
+    def join(self, node: EtcdNode) -> None:
+        self.before[node.name] = len(node.heard("placed"))
+        node.order(
+            "join_and_live",
+            endpoint=self.cluster.endpoints,
+            run=self.run,
+            nodes=NODES,
+            options={"node_name": node.name, "join_timeout": PATIENCE_S},
+        )
+
+    def kill(self, node: EtcdNode) -> None:
+        self.killed.add(node.name)
+        node.kill()
+        self.alive.remove(node)
+
+    def end(self, member: Member) -> None:
+        """Kill a member of etcd.
+
+        etcd 3.5.0 to 3.5.2 lose what they have applied when they are killed, and count other revisions than the other
+        members from then on: what is written there is in no watch that moves over.  They are told to end in order.
+        """
+        assert member.process is not None, "one at a time is down"
+        if not self.kills_members:
+            member.process.terminate()
+            member.process.wait()
+        member.kill()
+        self.down = member
+
+    def restore(self) -> None:
+        """The member of etcd that was killed comes back."""
+        if self.down is not None:
+            self.down.start()
+            self.down.wait()
+            self.down = None
+            until(self.agree, "the members of etcd agree on what was written", PATIENCE_S)
+
+    def agree(self) -> bool:
+        """Whether all members of etcd count the same revision: what a watch that moves to another one stands on."""
+        revisions = set()
+        for member in self.cluster.members:
+            with EtcdClient(member.endpoint, timeout_s=10.0) as client:
+                revisions.add(client.range("x", serializable=True).revision)
+        return len(revisions) == 1
+
+    @property
+    def round(self) -> int:
+        return max((self.place(node)["round"] for node in self.alive), default=0)
+
+    def place(self, node: EtcdNode) -> Event:
+        return next(reversed(node.heard("placed")), {"fence": "", "round": 0, "size": 0})
+
+    def is_beyond(self, round_: int, nodes: list[EtcdNode]) -> bool:
+        return all(self.place(node)["round"] > round_ for node in nodes)
+
+    def account(self) -> str:
+        """What every node has to say, and what is in etcd."""
+        with observing(self.cluster.endpoints, self.run) as observer:
+            found = observer.client.range(observer.keys.run, prefix=True)
+            keys = [f"{kv.key.decode()} {kv.create_revision}..{kv.mod_revision}" for kv in found.kvs]
+            state = f"revision {found.revision}: {keys}; {observer.board()}; led by {observer.leader()}"
+        for node in self.alive:
+            node.ask("confess", "confessed")
+        return "\n\n".join([state, *(f"{node.name} {node.account()}" for node in self.alive)])
+
+    def is_together(self) -> bool:
+        """Whether all who live are in one world, and nobody else is."""
+        for node in self.alive:
+            assert not node.heard("error"), self.account()
+            if len(node.heard("placed")) == self.before[node.name]:
+                return False
+        places = [self.place(node) for node in self.alive]
+        sizes = {place["size"] for place in places}
+        return len({place["fence"] for place in places}) == 1 and sizes == {len(self.alive)}
+
+    def meet(self) -> None:
+        until(self.is_together, "all are together", PATIENCE_S)
+
+
+def play(crowd: Crowd, seed: int, rounds: int) -> Counter[str]:
+    """Do harm until there were so many rounds; what was done, and how often."""
+    chance, done = random.Random(seed), Counter[str]()
+    deck: list[str] = []
+    crowd.arrive(CROWD)
+    crowd.meet()
+    while crowd.round < rounds:
+        if not deck:
+            deck = [what for what, count in DECK.items() for _ in range(count)]
+            chance.shuffle(deck)
+        what = deck.pop()
+        done[what] += 1
+        node = chance.choice(crowd.alive)
+        if what == "kill":
+            crowd.kill(node)
+            if chance.random() < 0.3 and len(crowd.alive) > 2:
+                crowd.kill(chance.choice(crowd.alive))
+        elif what == "leave":
+            crowd.meet()
+            node.ask("withdraw", "left")
+            crowd.join(node)
+        elif what == "stop":
+            node.pause()
+            others, before = [other for other in crowd.alive if other is not node], crowd.round
+            until(partial(crowd.is_beyond, before, others), "it is missed", PATIENCE_S)
+            node.resume()
+        else:
+            crowd.restore()
+            crowd.end(chance.choice(crowd.cluster.members))
+        if len(crowd.alive) < 3 or (len(crowd.alive) < CROWD and chance.random() < 0.7):
+            crowd.arrive(CROWD - len(crowd.alive))
+        if chance.random() < 0.7:
+            crowd.meet()
+    crowd.restore()
+    if len(crowd.alive) < CROWD:
+        crowd.arrive(CROWD - len(crowd.alive))
+    crowd.meet()
+    return done
