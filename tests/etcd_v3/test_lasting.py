@@ -251,7 +251,7 @@ def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
     assert [node.view.state for node in (a, b)] == [State.HOLDS, State.HOLDS]
     (leads,) = (found for node in (a, b) if (found := link_of(node)._succession._leader) is not None)
     assert leads._run_lease is not None
-    assert leads._run_lease in node._client._open.part(Keeper)._kept.values()
+    assert leads._run_lease in node._client._open.part(Keeper)._kept
     assert "starts over" not in caplog.text
 
 

@@ -1,7 +1,8 @@
 """The thread that keeps leases alive and does nothing else.
 
 All renewals of a hub go over one stream, which costs etcd a third of what as many calls would.  The stream is where the
-calls go: when an endpoint fails and the turn passes to the next one, the stream moves there.
+calls go: when an endpoint fails and the turn passes to the next one, the stream moves there.  Several may keep one lease:
+each is renewed for itself, so that one who lets go takes nothing from the others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +32,7 @@ log = logging.getLogger("rallypoint.etcd_client")
 KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 
 _LOGIN_S = 5.0
+_PAUSE_S = 0.2  # after a mistake of our own, so that it does not keep a core busy
 
 
 class Keeper:
@@ -38,9 +41,9 @@ class Keeper:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._kept: dict[int, Lease] = {}
+        self._kept: set[Lease] = set()
         self._due: list[tuple[float, int, Lease]] = []
-        self._owed: dict[int, Lease] = {}  # what the stream has not answered yet, in the order of asking
+        self._owed: deque[Lease] = deque()  # what the stream has not answered yet, in the order of asking
         self._stream: Conversation | None = None
         self._count = itertools.count()
         self._is_over = False
@@ -61,11 +64,30 @@ class Keeper:
     def _run(self) -> None:
         while not self._is_over:
             try:
-                message = self._inbox.get(timeout=self._wait_s())
-            except queue.Empty:
-                message = self._look
-            message()
-            self._look()
+                self._step()
+            except Exception as problem:  # a mistake of our own is not to cost all leases their keeper
+                log.exception("the keeper of the leases stumbled, and goes on")
+                self._stumbled(problem)
+
+    def _step(self) -> None:
+        try:
+            message = self._inbox.get(timeout=self._wait_s())
+        except queue.Empty:
+            message = self._look
+        message()
+        self._look()
+
+    def _stumbled(self, problem: Exception) -> None:
+        """Nobody knows how far it came: all are to be renewed, over a new stream."""
+        with suppress(Exception):
+            self._hang_up()
+        self._owed.clear()
+        self._hub.closing.wait(_PAUSE_S)
+        now = time.monotonic()
+        self._due = []
+        for lease in self._kept:
+            lease.trouble = f"the last renewal failed by a mistake of this program: {problem!r}"
+            self._schedule(lease, now)
 
     def _wait_s(self) -> float | None:
         """Until when nothing has to be done, if nothing happens."""
@@ -81,15 +103,15 @@ class Keeper:
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             _, _, lease = heapq.heappop(self._due)
-            if lease.id in self._kept:
+            if lease in self._kept:
                 self._renew(lease, now)
 
     def _keep(self, lease: Lease) -> None:
-        self._kept[lease.id] = lease
+        self._kept.add(lease)
         self._schedule(lease, lease.renewal.due)
 
     def _drop(self, lease: Lease) -> None:
-        self._kept.pop(lease.id, None)
+        self._kept.discard(lease)
         if not self._kept:
             self._hang_up()
 
@@ -114,7 +136,7 @@ class Keeper:
         except CallFailedError as failure:
             self._note([lease], endpoint, self._hub.logins, failure)
         else:
-            self._owed[lease.id] = lease
+            self._owed.append(lease)
             self._stream.send(LeaseKeepAliveRequest(lease.id), lease.renewal.try_s)
 
     def _open(self, endpoint: str) -> Conversation:
@@ -138,11 +160,14 @@ class Keeper:
             self._over(stream, "INTERNAL", str(problem))
             return
         stream.heard()
-        lease = self._owed.pop(answer.id, None)
+        # The first that asked for this one: a stream answers in the order of asking, as far as one lease is concerned.
+        lease = next((lease for lease in self._owed if lease.id == answer.id), None)
+        if lease is not None:
+            self._owed.remove(lease)
         if self._owed:
             # etcd answers one after the other: as long as it does, it may take its time for many.
-            stream.expect(next(iter(self._owed.values())).renewal.try_s)
-        if lease is not None and lease.id in self._kept:
+            stream.expect(self._owed[0].renewal.try_s)
+        if lease is not None and lease in self._kept:
             self._answered(lease, answer.ttl)
 
     def _answered(self, lease: Lease, ttl_s: int) -> None:
@@ -170,7 +195,7 @@ class Keeper:
     def _hang_up(self) -> list[Lease]:
         """End the stream; the leases for which it owed an answer."""
         stream, self._stream = self._stream, None
-        owed, self._owed = list(self._owed.values()), {}
+        owed, self._owed = list(self._owed), deque()
         if stream is not None:
             stream.hang_up()
         return owed
@@ -180,7 +205,7 @@ class Keeper:
         judgement = judge(failure.code, failure.details)
         now = time.monotonic()
         for lease in leases:
-            if lease.id not in self._kept:
+            if lease not in self._kept:
                 continue
             lease.renewal.failed(now)
             if lease.trouble is None:
