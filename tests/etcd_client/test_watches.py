@@ -82,7 +82,7 @@ def test_keys_within_a_prefix_share_a_watch_and_each_gets_its_own(client: EtcdCl
     client.put(f"{prefix}other", "2")
     assert [change.value for change in take(other, 1)] == [b"2"]
     assert [change.value for change in take(one, 1)] == [b"1"]
-    assert one._mailbox.watched.watch_id == other._mailbox.watched.watch_id
+    assert one._mailbox.watched.feed is other._mailbox.watched.feed
     for watch in (one, other):
         watch.close()
     with pytest.raises(EtcdRefusedError, match="is no single key within"):

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rallypoint.etcd_client.errors import EtcdAuthError, EtcdClosedError, EtcdRefusedError
+from rallypoint.etcd_client.errors import EtcdAuthError, EtcdClosedError, EtcdMessageError, EtcdRefusedError
 from rallypoint.etcd_client.messages import Event, KeyValue, ResponseHeader, WatchRequest, WatchResponse
-from rallypoint.etcd_client.watching import Book, Change, Effects, Gap, Phase, Watched
+from rallypoint.etcd_client.watching import PROGRESS, Book, Change, Effects, Gap, Phase, Watched
 
 
 def events(*revisions: int) -> tuple[Event, ...]:
@@ -24,6 +24,8 @@ def key_of(revision: int) -> bytes:
 class Play(RuleBasedStateMachine):
     """A server with a history and watchers that lag behind; streams that break anywhere; compactions; slow users."""
 
+    takes_numbers = True
+
     def __init__(self) -> None:
         super().__init__()
         self.revision, self.compacted = 1, 0
@@ -36,6 +38,7 @@ class Play(RuleBasedStateMachine):
         self.watchers: dict[int, int] = {}
         self.wire: list[WatchResponse] = []
         self.open = False
+        self.count = 0
 
     @initialize()
     def begin(self) -> None:
@@ -75,12 +78,16 @@ class Play(RuleBasedStateMachine):
         assert self.open
         if request.create_request is not None:
             create = request.create_request
-            assert create.watch_id not in self.watchers
-            self.say(watch_id=create.watch_id, created=True)
-            if create.start_revision < self.compacted:
-                self.say(watch_id=create.watch_id, canceled=True, compact_revision=self.compacted)
+            number = create.watch_id if self.takes_numbers else self.count
+            self.count += 1
+            assert number not in self.watchers
+            self.say(watch_id=number, created=True)
+            if not create.range_end:  # a sign of life: nobody writes there
+                self.watchers[number] = 1 << 32
+            elif create.start_revision < self.compacted:
+                self.say(watch_id=number, canceled=True, compact_revision=self.compacted)
             else:
-                self.watchers[create.watch_id] = create.start_revision
+                self.watchers[number] = create.start_revision
         elif request.cancel_request is not None:
             self.watchers.pop(request.cancel_request.watch_id, None)
             self.say(watch_id=request.cancel_request.watch_id, canceled=True)
@@ -126,7 +133,7 @@ class Play(RuleBasedStateMachine):
 
     @rule()
     def breaks(self) -> None:
-        self.open = False
+        self.open, self.count = False, 0
         self.wire.clear()
         self.watchers.clear()
         self.book.broken()
@@ -136,6 +143,11 @@ class Play(RuleBasedStateMachine):
     def opens(self) -> None:
         self.open = True
         self.do(self.book.opened())
+
+    @rule()
+    @precondition(lambda self: self.open)
+    def is_quiet(self) -> None:
+        self.do(self.book.sign_of_life())
 
     @rule(index=st.integers(0, 5))
     def user_is_slow(self, index: int) -> None:
@@ -184,6 +196,28 @@ Play.TestCase.settings = settings(max_examples=150, stateful_step_count=40, dead
 TestPlay = Play.TestCase
 
 
+class PlayBehindProxy(Play):
+    """etcd's proxy counts by itself, answers creations in any order, and takes no notice of progress requests."""
+
+    takes_numbers = False
+
+    @rule(data=st.data())
+    @precondition(lambda self: sum(response.created for response in self.wire) > 1)
+    def answers_change_places(self, data: st.DataObject) -> None:
+        """Nothing about a watch comes before the answer to its creation."""
+        places = [place for place, response in enumerate(self.wire) if response.created]
+        place = data.draw(st.sampled_from(places[1:]))
+        self.wire.insert(places[0], self.wire.pop(place))
+
+    def serve(self, request: WatchRequest) -> None:
+        assert request.progress_request is None
+        super().serve(request)
+
+
+PlayBehindProxy.TestCase.settings = Play.TestCase.settings
+TestPlayBehindProxy = PlayBehindProxy.TestCase
+
+
 @pytest.fixture
 def book() -> Book:
     book = Book()
@@ -191,10 +225,18 @@ def book() -> Book:
     return book
 
 
+def create(book: Book, effects: Effects) -> int:
+    """etcd begins with what it was just asked for; what it calls it."""
+    (request,) = effects.send
+    assert request.create_request is not None
+    book.heard(WatchResponse(watch_id=request.create_request.watch_id, created=True))
+    return request.create_request.watch_id
+
+
 def test_events_before_the_next_revision_are_dropped(book: Book) -> None:
     watch = Watched(b"k", b"", 5)
-    book.add(watch)
-    (delivery,) = book.heard(WatchResponse(watch_id=watch.watch_id, events=events(3, 4, 5, 6))).deliver
+    number = create(book, book.add(watch))
+    (delivery,) = book.heard(WatchResponse(watch_id=number, events=events(3, 4, 5, 6))).deliver
     assert isinstance(delivery.what, tuple)
     assert [change.revision for change in delivery.what] == [5, 6]
     assert isinstance(delivery.what[0], Change)
@@ -203,9 +245,8 @@ def test_events_before_the_next_revision_are_dropped(book: Book) -> None:
 
 def test_a_creation_refused_without_its_number_is_matched_by_its_turn(book: Book) -> None:
     first, second = Watched(b"a", b"", 1), Watched(b"b", b"", 1)
-    book.add(first)
+    create(book, book.add(first))
     book.add(second)
-    book.heard(WatchResponse(watch_id=first.watch_id, created=True))
     refused = WatchResponse(watch_id=-1, created=True, canceled=True, cancel_reason="invalid range")
     (delivery,) = book.heard(refused).deliver
     assert delivery.watch is second
@@ -216,31 +257,32 @@ def test_a_creation_refused_without_its_number_is_matched_by_its_turn(book: Book
 def test_a_user_without_permission_is_told_after_one_fresh_token(book: Book) -> None:
     watch = Watched(b"a", b"", 1)
     book.add(watch)
-    refused = {"created": True, "canceled": True, "cancel_reason": "etcdserver: permission denied"}
-    assert book.heard(WatchResponse(watch_id=watch.watch_id, **refused)).login  # type: ignore[arg-type]
+    refused = WatchResponse(watch_id=-1, created=True, canceled=True, cancel_reason="etcdserver: permission denied")
+    assert book.heard(refused).login
     book.broken()
     book.opened()
-    (delivery,) = book.heard(WatchResponse(watch_id=watch.watch_id, **refused)).deliver  # type: ignore[arg-type]
+    (delivery,) = book.heard(refused).deliver
     assert isinstance(delivery.what, EtcdAuthError)
     assert not book.watches
 
 
 def test_what_several_look_at_is_sent_once_until_the_last_of_them_goes(book: Book) -> None:
     first, second = Watched(b"k", b"", 5), Watched(b"k", b"", 7)
-    assert len(book.add(first).send) == 1
+    number = create(book, book.add(first))
     assert not book.add(second).send
-    told = book.heard(WatchResponse(watch_id=first.watch_id, events=events(5, 6, 7))).deliver
+    told = book.heard(WatchResponse(watch_id=number, events=events(5, 6, 7))).deliver
     seen = {delivery.watch: [change.revision for change in delivery.what] for delivery in told}  # type: ignore[union-attr]
     assert seen == {first: [5, 6, 7], second: [7]}
     assert not book.remove(first).send
     (cancel,) = book.remove(second).send
     assert cancel.cancel_request is not None
+    assert cancel.cancel_request.watch_id == number
 
 
 def test_who_needs_what_has_come_already_is_sent_it_once_more(book: Book) -> None:
     first, second = Watched(b"k", b"", 5), Watched(b"k", b"", 5)
-    book.add(first)
-    book.heard(WatchResponse(watch_id=first.watch_id, events=events(5)))
+    number = create(book, book.add(first))
+    book.heard(WatchResponse(watch_id=number, events=events(5)))
     (request,) = book.add(second).send
     assert request.create_request is not None
     assert request.create_request.start_revision == 5
@@ -248,11 +290,13 @@ def test_who_needs_what_has_come_already_is_sent_it_once_more(book: Book) -> Non
 
 def test_who_looks_at_one_key_of_a_range_hears_of_no_other(book: Book) -> None:
     first, second = (Watched(key, b"", 2, within=(b"k", b"l")) for key in (b"k0", b"k1"))
-    (request,) = book.add(first).send
+    effects = book.add(first)
+    (request,) = effects.send
     assert request.create_request is not None
     assert (request.create_request.key, request.create_request.range_end) == (b"k", b"l")
+    number = create(book, effects)
     assert not book.add(second).send
-    told = book.heard(WatchResponse(watch_id=first.watch_id, events=events(2, 3, 4, 5, 6))).deliver
+    told = book.heard(WatchResponse(watch_id=number, events=events(2, 3, 4, 5, 6))).deliver
     seen = {delivery.watch: [change.revision for change in delivery.what] for delivery in told}  # type: ignore[union-attr]
     assert seen == {first: [3, 6], second: [4]}
 
@@ -264,3 +308,62 @@ def test_all_watches_end_together(book: Book) -> None:
     ended = book.end(EtcdClosedError("closed")).deliver
     assert {delivery.watch for delivery in ended} == watches
     assert book.opened() == Effects()
+
+
+def test_the_first_is_asked_for_alone_and_the_others_together(book: Book) -> None:
+    first, *others = (Watched(key, b"", 1) for key in (b"a", b"b", b"c"))
+    (request,) = book.add(first).send
+    for watch in others:
+        assert not book.add(watch).send
+    assert request.create_request is not None
+    effects = book.heard(WatchResponse(watch_id=request.create_request.watch_id, created=True))
+    assert [request.create_request and request.create_request.key for request in effects.send] == [b"b", b"c"]
+    assert book.sign_of_life().send == [PROGRESS]
+
+
+def test_who_counts_by_itself_is_asked_for_one_after_the_other(book: Book) -> None:
+    """And what goes on is told apart by what it says itself."""
+    first, *others = (Watched(key, b"", 1) for key in (b"a", b"b", b"c"))
+    book.add(first)
+    for watch in others:
+        book.add(watch)
+    (request,) = book.heard(WatchResponse(watch_id=0, created=True)).send
+    assert request.create_request is not None
+    assert request.create_request.key == b"b"
+    book.remove(others[1])  # before its turn
+    assert not book.heard(WatchResponse(watch_id=1, created=True)).send
+    for number, watch in enumerate((first, others[0])):
+        (delivery,) = book.heard(WatchResponse(watch_id=number, events=events(5))).deliver
+        assert delivery.watch is watch
+    (cancel,) = book.remove(first).send
+    assert cancel.cancel_request is not None
+    assert cancel.cancel_request.watch_id == 0
+
+
+def test_a_sign_of_life_where_progress_is_not_told_is_a_watch_that_ends_when_it_begins(book: Book) -> None:
+    book.add(Watched(b"a", b"", 1))
+    book.heard(WatchResponse(watch_id=0, created=True))
+    (request,) = book.sign_of_life().send
+    assert request.create_request is not None
+    assert not book.sign_of_life().send, "it is owed an answer already"
+    (request,) = book.heard(WatchResponse(watch_id=1, created=True)).send
+    assert request.cancel_request is not None
+    assert request.cancel_request.watch_id == 1
+
+
+def test_an_answer_out_of_turn_is_no_answer_of_etcds(book: Book) -> None:
+    create(book, book.add(Watched(b"a", b"", 1)))
+    book.add(Watched(b"b", b"", 1))
+    with pytest.raises(EtcdMessageError, match="was asked for"):
+        book.heard(WatchResponse(watch_id=0, created=True))
+
+
+def test_who_goes_before_etcd_has_answered_is_ended_then(book: Book) -> None:
+    watch = Watched(b"a", b"", 1)
+    (request,) = book.add(watch).send
+    assert request.create_request is not None
+    number = request.create_request.watch_id
+    assert not book.remove(watch).send
+    (request,) = book.heard(WatchResponse(watch_id=number, created=True)).send
+    assert request.cancel_request is not None
+    assert request.cancel_request.watch_id == number

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from rallypoint.etcd_client.answers import Verdict, judge
@@ -27,7 +28,7 @@ from rallypoint.etcd_client.errors import (
 from rallypoint.etcd_client.hub import Hub
 from rallypoint.etcd_client.messages import WatchResponse
 from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.watching import PROGRESS, Book, Change, Effects, Gap, Watched
+from rallypoint.etcd_client.watching import Book, Change, Effects, Gap, Watched
 from rallypoint.etcd_client.wire import decode
 
 log = logging.getLogger("rallypoint.etcd_client")
@@ -39,6 +40,7 @@ _PATIENCE_S = 3.0  # so long may any answer take
 _SUSPECTED_PATIENCE_S = 1.0  # the same where other calls to the endpoint have just failed
 _LOGIN_S = 5.0
 _PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_STUMBLE_PAUSE_S = 0.2  # after a mistake of our own, so that it does not keep a core busy
 _BACKLOG = 20_000  # so many events are kept for a user who does not take them; etcd keeps the rest
 
 
@@ -56,7 +58,10 @@ class Mailbox:
         for item in what if isinstance(what, tuple) else (what,):
             self.items.put(item)
         if self.wake is not None:
-            self.wake()
+            try:
+                self.wake()
+            except Exception:  # its user's mistake, which is not to cost the other watches their conductor
+                log.exception("the watch of %r: wake failed", self.watched.key)
         return self.items.qsize() > _BACKLOG
 
     def was_emptied(self) -> bool:
@@ -104,8 +109,25 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._hub.closing.is_set() or self._mailboxes:
-            self._next()()
+            try:
+                self._next()()
+            except Exception as problem:  # noqa: PERF203  # a mistake of our own is not to cost all watches their events
+                log.exception("the conductor of the watches stumbled, and goes on")
+                self._stumbled(problem)
         self._hang_up()
+
+    def _stumbled(self, problem: Exception) -> None:
+        """Nobody knows how far it came: go on over a new stream, where every watch says what it needs next."""
+        self.trouble = f"no watch stream: a mistake of this program: {problem!r}"
+        self._failures += 1
+        with suppress(Exception):
+            self._hang_up()
+        if self._hub.closing.is_set():  # nobody will tell them later
+            for mailbox in self._mailboxes.values():
+                mailbox.items.put(EtcdClosedError("the client was closed"))
+            self._mailboxes.clear()
+        self._hub.closing.wait(_STUMBLE_PAUSE_S)
+        self._open_at = time.monotonic()
 
     def _next(self) -> Callable[[], None]:
         try:
@@ -131,7 +153,11 @@ class Watcher:
         elif self._stream.answer_by is not None:
             self._over(self._stream, "DEADLINE_EXCEEDED", "the watch stream gave no sign of life")
         else:
-            self._stream.send(PROGRESS, _PATIENCE_S)
+            self._ask_for_sign_of_life(self._stream, _PATIENCE_S)
+
+    def _ask_for_sign_of_life(self, stream: Conversation, patience_s: float) -> None:
+        self._do(self._book.sign_of_life())
+        stream.expect(patience_s)
 
     def _open(self) -> None:
         endpoint = self._hub.rotation.current
@@ -201,7 +227,7 @@ class Watcher:
     def _suspect(self, endpoint: str) -> None:
         stream = self._stream
         if stream is not None and stream.endpoint == endpoint and self._mailboxes and len(self._hub.endpoints) > 1:
-            stream.send(PROGRESS, _SUSPECTED_PATIENCE_S)
+            self._ask_for_sign_of_life(stream, _SUSPECTED_PATIENCE_S)
 
     def _add(self, mailbox: Mailbox) -> None:
         self._mailboxes[mailbox.watched] = mailbox
@@ -218,13 +244,14 @@ class Watcher:
         self._do(self._book.end(error))
 
     def _do(self, effects: Effects) -> None:
-        for request in effects.send:
-            if self._stream is not None:
-                self._stream.send(request, _PATIENCE_S if request.cancel_request is None else None)
+        # Deliver first: the book counts as seen what it has given out.
         for delivery in effects.deliver:
             mailbox = self._mailboxes.get(delivery.watch)
             if mailbox is not None:
                 self._deliver(mailbox, delivery.what)
+        for request in effects.send:
+            if self._stream is not None:
+                self._stream.send(request, _PATIENCE_S if request.cancel_request is None else None)
         if effects.login and self._stream is not None:
             self._login(self._stream)
 

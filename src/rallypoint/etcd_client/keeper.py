@@ -65,7 +65,7 @@ class Keeper:
         while not self._is_over:
             try:
                 self._step()
-            except Exception as problem:  # a mistake of our own is not to cost all leases their keeper
+            except Exception as problem:  # noqa: PERF203  # a mistake of our own is not to cost all leases their keeper
                 log.exception("the keeper of the leases stumbled, and goes on")
                 self._stumbled(problem)
 

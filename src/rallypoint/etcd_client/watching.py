@@ -6,6 +6,11 @@ this very watch has seen everything so far.  The answer to a progress request is
 give it without looking whether all events were sent (etcd's issue 15220).  It proves that the stream lives, no more.
 
 Watches that look at the same share what etcd sends, unless one of them needs an event that has come already.
+
+etcd calls a watch by the number that it was asked to use, and answers in the order of asking.  Its proxy (`etcd
+grpc-proxy`, etcd's issue 12819) does neither, and takes no notice of progress requests.  So the first watch of a stream is
+asked for alone: if its number comes back, the others are asked for at once, else one after the other; and a sign of life
+is asked for by one more watch, which ends as soon as it has begun.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rallypoint.etcd_client.errors import EtcdAuthError, EtcdError, EtcdRefusedError
+from rallypoint.etcd_client.errors import EtcdAuthError, EtcdError, EtcdMessageError, EtcdRefusedError
 from rallypoint.etcd_client.messages import (
     Event,
     EventType,
@@ -32,6 +37,8 @@ _What = tuple[bytes, bytes, bool]
 
 PROGRESS = WatchRequest(progress_request=WatchProgressRequest())
 _NOBODY = -1
+_SIGN_OF_LIFE = b"\0a sign of life"  # a key that nobody writes
+_FIRST_NUMBER = 1 << 16  # whoever does not take our numbers counts from 0 or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Watched:
     previous: bool = False
     within: tuple[bytes, bytes] | None = None  # the range that etcd is asked for, where that is more than the key
     phase: Phase = Phase.WAITING
-    watch_id: int = 0
+    feed: _Feed | None = field(default=None, repr=False)
     refusals: int = 0
 
 
@@ -100,12 +107,12 @@ class Effects:
 class _Feed:
     """A watch as etcd knows it, for all of ours that look at the same: each event is sent once, however many they are."""
 
-    watch_id: int
+    number: int  # what etcd is asked to call it
     what: _What
     next_revision: int  # of the next event that comes on it
     watches: dict[Watched, None] = field(default_factory=dict)
     by_key: dict[bytes, dict[Watched, None]] = field(default_factory=dict)  # those that look at one key of the range
-    is_open: bool = False
+    watch_id: int | None = None  # what etcd calls it, once it has said so
 
     def add(self, watch: Watched) -> None:
         """One more looks at it."""
@@ -132,11 +139,13 @@ class Book:
 
     def __init__(self) -> None:
         self.watches: dict[Watched, None] = {}  # in the order in which they came
-        self._feeds: dict[int, _Feed] = {}
+        self._feeds: dict[int, _Feed] = {}  # those that are open, by what etcd calls them
         self._latest: dict[_What, _Feed] = {}
-        self._asked: deque[int] = deque()
+        self._asked: deque[_Feed] = deque()  # in the order of asking
+        self._unasked: deque[_Feed] = deque()  # those whose turn is yet to come
+        self._takes_numbers: bool | None = None  # not known yet
         # Every creation gets a number of its own, so that a late word about an earlier one is not taken for it.
-        self._ids = itertools.count(1)
+        self._numbers = itertools.count(_FIRST_NUMBER)
         self._open = False
 
     def add(self, watch: Watched) -> Effects:
@@ -171,48 +180,65 @@ class Book:
 
     def broken(self) -> None:
         """The stream is gone."""
-        self._open = False
-        self._asked.clear()
-        for feed in self._feeds.values():
-            for watch in feed.watches:
-                watch.phase = Phase.WAITING
-                feed.bring_up(watch)
-        self._feeds.clear()
-        self._latest.clear()
+        self._open, self._takes_numbers = False, None
+        for watch in self.watches:
+            if watch.feed is not None:
+                watch.feed.bring_up(watch)
+                watch.feed, watch.phase = None, Phase.WAITING
+        for known in (self._feeds, self._latest, self._asked, self._unasked):
+            known.clear()
+
+    def sign_of_life(self) -> Effects:
+        """Ask for something that is answered at once, however quiet it is."""
+        if self._takes_numbers:
+            return Effects([PROGRESS])
+        if self._asked:  # an answer is owed already
+            return Effects()
+        # Nobody looks at it: it ends when it begins.
+        self._unasked.append(_Feed(next(self._numbers), (_SIGN_OF_LIFE, b"", False), 0))
+        return Effects(self._ask())
 
     def heard(self, response: WatchResponse) -> Effects:
         """etcd said something."""
-        feed = self._whose(response)
+        feed = self._answered(response) if response.created else self._feeds.get(response.watch_id)
+        effects = Effects()
         if feed is None:
-            return Effects()
+            return effects
         if response.canceled:  # first of all: it may say `created` as well
-            return self._canceled(feed, response)
-        if response.created:
-            feed.is_open = True
+            effects = self._canceled(feed, response)
+        elif response.created:
+            feed.watch_id = response.watch_id
+            self._feeds[feed.watch_id] = feed
             for watch in feed.watches:
                 watch.phase, watch.refusals = Phase.OPEN, 0
+            if not feed.watches:  # they have gone meanwhile
+                effects.send += self._forget(feed)
         elif response.events:
-            return _events(feed, response.events)
+            effects = _events(feed, response.events)
         else:
             feed.next_revision = max(feed.next_revision, response.revision + 1)
             for watch in feed.watches:
                 feed.bring_up(watch)
-        return Effects()
+        effects.send += self._ask()
+        return effects
 
     def end(self, error: EtcdError) -> Effects:
         """No watch can go on."""
         ended = [Deliver(watch, error) for watch in self.watches]
-        for watch in list(self.watches):
-            self.remove(watch)
-        return Effects(deliver=ended)
+        return Effects([request for watch in list(self.watches) for request in self.remove(watch).send], ended)
 
-    def _whose(self, response: WatchResponse) -> _Feed | None:
-        watch_id = response.watch_id
-        if response.created and self._asked:
-            # Creations are answered in their order; one that fails may come back without its number.
-            asked = self._asked.popleft()
-            watch_id = asked if watch_id == _NOBODY else watch_id
-        return self._feeds.get(watch_id)
+    def _answered(self, response: WatchResponse) -> _Feed | None:
+        """Whose turn it was.  What is refused may come back without a number; then nothing is learned about numbers."""
+        if not self._asked:
+            return None
+        feed = self._asked.popleft()
+        if response.watch_id != _NOBODY:
+            is_its_own = response.watch_id == feed.number
+            if self._takes_numbers is None:
+                self._takes_numbers = is_its_own
+            if self._takes_numbers and not is_its_own:
+                raise EtcdMessageError(f"watch {feed.number} was asked for, and {response.watch_id} was answered")
+        return feed
 
     def _canceled(self, feed: _Feed, response: WatchResponse) -> Effects:
         self._forget(feed)
@@ -220,7 +246,7 @@ class Book:
         reason = response.cancel_reason or "no reason given"
         is_auth = any(word in reason for word in ("permission denied", "auth", "user name"))
         for watch in feed.watches:
-            watch.phase = Phase.WAITING
+            watch.feed, watch.phase = None, Phase.WAITING
             feed.bring_up(watch)
             if watch.next_revision < response.compact_revision:
                 watch.phase = Phase.GAP
@@ -243,42 +269,51 @@ class Book:
         return effects
 
     def _create(self, watches: list[Watched]) -> Effects:
-        effects = Effects()
         for watch in watches:
             if not self._open or watch.phase is not Phase.WAITING:
                 continue
             what = (*(watch.within or (watch.key, watch.range_end)), watch.previous)
             feed = self._latest.get(what)
             if feed is None or feed.next_revision > watch.next_revision:
-                feed = _Feed(next(self._ids), what, watch.next_revision)
-                self._feeds[feed.watch_id] = self._latest[what] = feed
-                self._asked.append(feed.watch_id)
-                effects.send.append(WatchRequest(create_request=_creation(feed)))
+                feed = self._latest[what] = _Feed(next(self._numbers), what, watch.next_revision)
+                self._unasked.append(feed)
             feed.add(watch)
-            watch.watch_id, watch.phase = feed.watch_id, Phase.OPEN if feed.is_open else Phase.ASKED
-        return effects
+            watch.feed, watch.phase = feed, Phase.ASKED if feed.watch_id is None else Phase.OPEN
+        return Effects(self._ask())
+
+    def _ask(self) -> list[WatchRequest]:
+        """Ask for what may be asked for now."""
+        requests = []
+        while self._open and self._unasked and (self._takes_numbers or not self._asked):
+            feed = self._unasked.popleft()
+            self._asked.append(feed)
+            requests.append(WatchRequest(create_request=_creation(feed)))
+        return requests
 
     def _cancel(self, watch: Watched) -> Effects:
         """The last one to go ends the feed."""
-        feed = self._feeds.get(watch.watch_id)
-        if feed is None or watch not in feed.watches:
+        feed, watch.feed = watch.feed, None
+        if feed is None:
             return Effects()
         feed.drop(watch)
-        if feed.watches:
-            return Effects()
-        self._forget(feed)
-        return Effects([WatchRequest(cancel_request=WatchCancelRequest(feed.watch_id))])
+        return Effects([] if feed.watches else self._forget(feed))
 
-    def _forget(self, feed: _Feed) -> None:
-        del self._feeds[feed.watch_id]
+    def _forget(self, feed: _Feed) -> list[WatchRequest]:
+        """No more of it; one that was asked for and is not answered yet is ended when it is."""
         if self._latest.get(feed.what) is feed:
             del self._latest[feed.what]
+        if feed in self._unasked:
+            self._unasked.remove(feed)
+        if feed.watch_id is None:
+            return []
+        del self._feeds[feed.watch_id]
+        return [WatchRequest(cancel_request=WatchCancelRequest(feed.watch_id))]
 
 
 def _creation(feed: _Feed) -> WatchCreateRequest:
     key, range_end, previous = feed.what
     return WatchCreateRequest(
-        key, range_end, feed.next_revision, progress_notify=True, prev_kv=previous, watch_id=feed.watch_id
+        key, range_end, feed.next_revision, progress_notify=True, prev_kv=previous, watch_id=feed.number
     )
 
 
