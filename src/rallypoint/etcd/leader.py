@@ -62,8 +62,8 @@ class _DeposedError(Exception):
 class Leader:
     """A leader of one run, from its election until it retires or is deposed.
 
-    `lease` is the node's own, which the leader's key hangs on; `created` is the revision that the key was created at;
-    `found` is all that there was in etcd at that revision, where that was no run yet, and `took_s` how long etcd took for
+    `node_id` is the node's, `lease` its own, which the leader's key hangs on; `created` is the revision that the key was
+    created at; `found` is all that there was in etcd at that revision, where that was no run yet, and `took_s` how long etcd took for
     the node's own word: so long those who came at the same moment may need.
     """
 
@@ -72,6 +72,7 @@ class Leader:
         client: EtcdClient,
         keys: Keys,
         run_id: str,
+        node_id: str,
         lease: Lease,
         created: int,
         over: Callable[[], None],
@@ -82,6 +83,7 @@ class Leader:
         self._client = client
         self._keys = keys
         self._run_id = run_id
+        self._node_id = node_id
         self._lease = lease
         self._mine = compare(keys.leader, create_revision=created)
         self._created = created
@@ -96,6 +98,7 @@ class Leader:
         self._tomb = 0
         self._heritage = 0
         self._shown = 0
+        self._leading: Leading | None = None
         self.is_over = False
         self._thread = threading.Thread(target=self._run, name="rallypoint-leader", daemon=True)
         self._thread.start()
@@ -151,22 +154,54 @@ class Leader:
             self._asked_ahead = self._client.grant(RUN_LEASE_S, ahead=True)  # it founds a run, and will need one soon
         else:
             found = estate.read_estate(self._client, self._keys, self._run_id)
-        leading = adopt(self._run_id, found, time.monotonic(), lambda: secrets.token_hex(8))
         self._shown = found.shown
+        self._release_run_lease()
+        leading = self._leading
+        if found.board is None and leading is not None and _is_written_down(leading):
+            found = self._restore(leading, found)
+        else:
+            leading = self._leading = adopt(self._run_id, found, time.monotonic(), lambda: secrets.token_hex(8))
+            leading.leader = self._node_id
         if found.board is not None and found.board.ended is not None:
             self._tomb = found.board.lease
-        self._release_run_lease()
         if leading.lease:
             self._hang(leading)  # also where there is nothing to write: the run lives by it
-        with self._client.watch(
-            self._keys.said, prefix=True, revision=found.revision + 1, wake=self._wake.set
-        ) as watch:
+        since = found.revision + 1
+        with (
+            self._client.watch(self._keys.said, prefix=True, revision=since, wake=self._wake.set) as watch,
+            self._client.watch(self._keys.board, revision=since, wake=self._wake.set) as boards,
+        ):
             self._linger(leading, watch)
             while not self._stopped and not self._lease.lost.is_set():
+                self._check_board(leading, boards)
                 self._publish(leading)
                 if self._retire_after is not None and leading.folded >= self._retire_after:
                     return
                 self._listen(leading, watch)
+
+    def _check_board(self, leading: Leading, boards: Watch) -> None:
+        """Nobody but the leader writes the board, but somebody may delete it, or the lease that it hangs on."""
+        while (item := boards.get(0)) is not None:
+            is_gone = not item.kvs if isinstance(item, Resync) else item.is_delete
+            if is_gone and item.revision > self._shown and _is_written_down(leading):
+                raise _StaleError("its board is gone")
+
+    def _restore(self, leading: Leading, found: Estate) -> Estate:
+        """Nothing is lost while a leader has it in mind: it writes down anew what was deleted, and nobody need regroup."""
+        log.warning(
+            "run %r: its board is gone from etcd: somebody deleted it, or revoked the lease %x that all of the run hangs "
+            "on; this node leads the run, and writes it down anew",
+            *(self._run_id, leading.lease),
+        )
+        unsaid = leading.unsaid(found.words)
+        if unsaid:
+            self._hang(leading)
+            puts = (put_op(self._keys.node(w.node_id), codec.encode_message(w), lease=leading.lease) for w in unsaid)
+            for batch in _batches(puts):
+                self._transact(batch)
+            found = estate.read_estate(self._client, self._keys, self._run_id)
+        leading.restore(found.words, found.wishes, found.revision, time.monotonic())
+        return found
 
     def _linger(self, leading: Leading, watch: Watch) -> None:
         """Those who came at the same moment are heard before anything is published: often that is all that is needed."""
@@ -342,6 +377,11 @@ class Leader:
 
 class _StaleError(EtcdError):
     """What the leader knew of the board is not true."""
+
+
+def _is_written_down(leading: Leading) -> bool:
+    """Whether there ought to be a board: one was written, and is not a tombstone, which goes by itself (rule 1)."""
+    return leading.is_shown and leading.run.phase is not Phase.CLOSED
 
 
 def _batches(operations: Iterator[RequestOp]) -> Iterator[list[RequestOp]]:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, islice
 
 import msgspec
 
 from rallypoint.core import codec, explain, transition
 from rallypoint.core.changes import Step
 from rallypoint.core.events import CloseAsked, Event, Joined, Left, Lost, Message
-from rallypoint.core.model import Node, Phase, Reason, Run, World
-from rallypoint.core.notices import Broken, KeepWaiting, Notice, Refused, Said, Sealed
+from rallypoint.core.model import Phase, Reason, Run, World
+from rallypoint.core.notices import Broken, KeepWaiting, Notice, Refused, Said, Sealed, place
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousStateError
 from rallypoint.etcd.board import Board, Crashes, Ended, Sealing, Seated, encode_roster
+from rallypoint.etcd.heirs import heirs
 
-SUCCESSORS = 3
 MOST_CRASHES = 64
 REMARK_INTERVAL_S = 1.0
 REMARKS_A_SECOND = 250
@@ -85,7 +84,7 @@ class Leading:
     """A run in its leader's hands.
 
     `mint` gives a fresh random text with each call.  `shown` is the board as it is, and `known` are the words that an
-    earlier leader has taken.
+    earlier leader has taken.  `leader` is the id of the node that leads.
     """
 
     def __init__(
@@ -98,7 +97,9 @@ class Leading:
         known: Iterable[Word] = (),
     ) -> None:
         self.run = run
+        self.leader = ""
         self.lease = shown.lease if shown is not None else 0
+        self.is_shown = shown is not None and shown.ended is None  # whether etcd has a board of this run, which goes on
         self.folded = 0
         self.turns: list[Turn] = []
         self._mint = mint
@@ -139,6 +140,29 @@ class Leading:
         said.sort(key=_written)
         self.take(said, now)
         self.folded, self._read_at = max(self.folded, revision), revision
+
+    def unsaid(self, words: Iterable[Word]) -> list[Left]:
+        """The last words of those who have finished that are not among these, though they ought to be (rule 8)."""
+        said = {word.node_id for word in words}
+        seal_id = self.run.world.seal_id if self.run.world is not None else ""
+        return [Left(node_id, Reason.FINISHED, seal_id) for node_id in self.run.finished if node_id not in said]
+
+    def restore(self, words: Sequence[Word], wishes: Sequence[Wish], revision: int, now: float) -> None:
+        """What was written of the run is gone from etcd, and with it last words, which were said anew: all is to be written.
+
+        Who has a place is told it once more; what other nodes were told they have heard.
+        """
+        for word in words:
+            if word.node_id in self.run.finished:
+                self._known(word)
+        self.take_all(words, wishes, revision, now)
+        self._shown = None
+        world = self.run.world
+        if world is not None and self._sealing is not None and self.run.phase is not Phase.CLOSED:
+            self._parts = tuple(encode_roster(self._seated(world)))
+            self._sealing = msgspec.structs.replace(self._sealing, parts=len(self._parts))
+            for node_id, rank in self.run.active.items():
+                self._told.setdefault(node_id, place(world, rank))
 
     def tick(self, now: float) -> None:
         """Time passed; due whenever `wake_at` says so."""
@@ -265,6 +289,7 @@ class Leading:
             self._departed.pop(node_id, None)
         if draft.board is not None:
             self._shown, self._shown_at = draft.board, now
+            self.is_shown = draft.board.ended is None
 
     def remark_at(self, now: float) -> float | None:
         """When something that is not urgent may be written; None where there is nothing."""
@@ -295,7 +320,7 @@ class Leading:
             finished=len(run.finished),
             why=_remark(run, now),
             ended=Ended(closing.ending, closing.why) if closing is not None else None,
-            successors=tuple(islice(_heirs(run), SUCCESSORS)),
+            successors=heirs(run, self.leader),
             crashes=_crashes(run, now),
         )
 
@@ -339,14 +364,3 @@ def _remark(run: Run, now: float) -> str:
         full = world.size >= run.bounds.max or run.ending_started
         return explain.standing_by(run) if full else explain.admission(run, now)
     return transition.situation(run, now)
-
-
-def _heirs(run: Run) -> Iterable[str]:
-    """Who might lead next: those who are likely to stay."""
-    waiters = chain(run.returned.values(), run.queue.values(), run.spares.values())
-    return chain(_by_rank(run), (waiter.node.id for waiter in waiters))
-
-
-def _by_rank(run: Run) -> Iterable[str]:
-    members: tuple[Node, ...] = run.world.members if run.world is not None else ()
-    return (node.id for node in members if node.id in run.active)

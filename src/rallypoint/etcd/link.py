@@ -330,9 +330,13 @@ class EtcdLink:
         said = self._succession.say(lease, self._view.node.id, puts)
         if said.board is not None and self._reading.take_board(said.board):
             self._hear()
-        waits = self._view.state in (State.WAITING, State.SPARE)
-        self._succession.looked(lease, self._view.bounds.max, waits=waits)
+        self._succession.looked(lease, self._size)
         return said.revision
+
+    @property
+    def _size(self) -> int:
+        """How many nodes there are, as far as one knows."""
+        return self._view.world.size if self._view.world is not None else self._view.bounds.max
 
     def _say_left(self, message: Left) -> None:
         """The word outlives the node, on the run's own lease; so whoever leads will find it (rule 8)."""
@@ -401,7 +405,7 @@ class EtcdLink:
             self._succession.rest(self._lease_ttl_s)
             return
         named = board is not None and view.node.id in board.successors
-        if self._succession.is_vacant(lease, named_at=self._reading.board_at if named else 0):
+        if self._succession.is_vacant(lease, self._size, named_at=self._reading.board_at if named else 0):
             self._say_and_lead(lease, [])
 
     # How it goes --------------------------------------------------------------------------------------------------

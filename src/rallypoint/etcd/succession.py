@@ -27,6 +27,11 @@ from rallypoint.etcd_client.messages import RequestOp
 _PAUSE_S = 0.5
 """How long a leader that could not lead pauses before it tries again."""
 
+_LOOKS_A_SECOND = 50
+"""How often all nodes of a run together look at most whether somebody leads."""
+_LONGEST_S = 30.0
+"""A run may be for many more nodes than have come."""
+
 
 class Said(NamedTuple):
     """What came of saying something: the revision that it was written at, and the board as it was then."""
@@ -77,13 +82,13 @@ class Succession:
             created = outcome.revision if leader is None else leader.create_revision
             if self._leader is None or self._leader.is_over:
                 self._leader = Leader(
-                    *(self._client, self._keys, self._run_id, lease, created, self._wake),
+                    *(self._client, self._keys, self._run_id, node_id, lease, created, self._wake),
                     found=estate.found_by_founder(keys, outcome) if outcome.succeeded and board is None else None,
                     took_s=time.monotonic() - began,
                 )
         return Said(outcome.revision, board)
 
-    def is_vacant(self, lease: Lease, *, named_at: int) -> bool:
+    def is_vacant(self, lease: Lease, size: int, *, named_at: int) -> bool:
         """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`.
 
         `named_at` is the revision at which a leader has named this node as a successor; 0 where it has not.
@@ -97,16 +102,22 @@ class Succession:
         if named_at and (self._watch is None or self._watch.is_over):
             self._watch = self._client.watch(self._keys.leader, revision=named_at + 1, wake=self._wake)
         self._hear()
-        return self._vacant or time.monotonic() >= self.look_at
+        if not self._vacant and time.monotonic() >= self.look_at:
+            # To read costs etcd no write to its disks; to claim the place does, be it taken.
+            found = self._client.get(self._keys.leader)
+            self._vacant = found is None or found.lease == lease.id  # a leader here that failed is to begin again
+            if not self._vacant:
+                self.looked(lease, size)
+        return self._vacant
 
-    def looked(self, lease: Lease, size: int, *, waits: bool) -> None:
+    def looked(self, lease: Lease, size: int) -> None:
         """Somebody leads.  The more nodes there are, the longer each of them waits until it looks again; one looks soon enough.
 
-        Who waits for a world may have found a leader that is dead already, and nobody left who was named to succeed it.
+        Those who were named to succeed it may be gone with the leader.
         """
         self._vacant = False
-        soon_s = lease.ttl_s / 2 if waits else 2 * lease.ttl_s
-        self.look_at = time.monotonic() + random.uniform(1, 2) * max(soon_s, size / 100)
+        between_s = min(max(lease.ttl_s / 4, size / _LOOKS_A_SECOND), _LONGEST_S)
+        self.look_at = time.monotonic() + random.uniform(1, 2) * between_s
 
     def rest(self, for_s: float) -> None:
         """There is nothing to look for."""
