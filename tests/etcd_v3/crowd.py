@@ -140,6 +140,7 @@ def play(crowd: Crowd, seed: int, rounds: int) -> Counter[str]:
             node.ask("withdraw", "left")
             crowd.join(node)
         elif what == "stop":
+            crowd.meet()  # only who is in a world is missed
             node.pause()
             others, before = [other for other in crowd.alive if other is not node], crowd.round
             until(partial(crowd.is_beyond, before, others), "it is missed", PATIENCE_S)

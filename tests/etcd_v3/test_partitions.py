@@ -1,112 +1,33 @@
-"""Networks that fall apart, as root, in namespaces of the test's own: a minority of etcd's members, with nodes on both sides."""
+"""Members of etcd and nodes on hosts of their own, as root, in namespaces of the test's own: networks fall apart, members
+stop or end; no wrong world, and nobody is told to restart who need not be.
+"""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.etcd.servers import binary
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, by_rank, undisturbed, until
-from tests.torchrun.lan import Lan
+from tests.etcd_v3.harness import EtcdStage, by_rank, renewed, undisturbed, until
+from tests.etcd_v3.town import TTL_S, town
 
 pytestmark = pytest.mark.root
 
-TTL_S = 3
 
-
-class Town:
-    """Three hosts, each with a member of etcd, on one network for clients and another for the members among themselves."""
-
-    def __init__(self, lan: Lan, folder: Path, version: str, stack: ExitStack) -> None:
-        self.lan = lan
-        self.hosts = [
-            lan.host(f"h{number}", f"10.9.0.{number + 1}/24", f"10.9.1.{number + 1}/24") for number in range(3)
-        ]
-        self.endpoints = [f"10.9.0.{number + 1}:2379" for number in range(3)]
-        peers = ",".join(f"m{number}=http://10.9.1.{number + 1}:2380" for number in range(3))
-        for number, host in enumerate(self.hosts):
-            client, peer = f"http://10.9.0.{number + 1}:2379", f"http://10.9.1.{number + 1}:2380"
-            command = [
-                *(binary(version), "--name", f"m{number}", "--data-dir", str(folder / f"m{number}")),
-                *("--listen-client-urls", client, "--advertise-client-urls", client),
-                *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", peers),
-                *("--heartbeat-interval", "100", "--election-timeout", "1000"),
-            ]
-            with (folder / f"m{number}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", *host, *command],
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        for number in range(3):
-            until(partial(self.is_healthy, number), f"member {number} answers")
-
-    def is_healthy(self, number: int) -> bool:
-        """Whether a member answers, and its cluster has a leader."""
-        return self.ctl(number, self.endpoints[number], "endpoint", "health").returncode == 0
-
-    def ctl(self, number: int, endpoints: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """etcd's own tool, on one of the hosts."""
-        program = str(Path(binary("3.5")).with_name("etcdctl"))
-        return subprocess.run(
-            [*self.hosts[number], program, f"--endpoints={endpoints}", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
-    def leader(self) -> int:
-        """The member that leads."""
-        for number, endpoint in enumerate(self.endpoints):
-            status = self.ctl(0, endpoint, "endpoint", "status", "--write-out=fields")
-            fields = dict(line.split(" : ") for line in status.stdout.splitlines() if " : " in line)
-            if fields['"MemberID"'] == fields['"Leader"']:
-                return number
-        raise AssertionError("nobody leads")
-
-    def near(self, number: int) -> str:
-        """The endpoints as a node on a host has them: its own member first."""
-        return ",".join(self.endpoints[number:] + self.endpoints[:number])
-
-    def cut(self, number: int, *networks: int) -> None:
-        """A host is cut off from these of its networks."""
-        for network in networks:
-            self._switch(f"h{number}{network}", "down")
-
-    def heal(self, number: int) -> None:
-        for network in (0, 1):
-            self._switch(f"h{number}{network}", "up")
-
-    def _switch(self, port: str, state: str) -> None:
-        self.lan._ip(self.lan._switch, "link", "set", port, state)
-
-
-@contextmanager
-def town(folder: Path, version: str) -> Iterator[Town]:
-    with ExitStack() as stack:
-        lan = Lan()
-        stack.callback(lan.end)
-        yield Town(lan, folder, version, stack)
-
-
-@pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
-def test_a_minority_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize(
+    ("leads", "version"),
+    [
+        (True, "3.5"),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((False, "3.5"), (True, "3.4"), (False, "3.4"))),
+    ],
+)
+def test_a_minority_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, leads: bool, version: str) -> None:
+    """Be it the member of etcd that leads the others, and nodes are on both sides."""
     with town(tmp_path, version) as place:
-        nodes: list[EtcdNode] = [stage.node(f"n{number}", before=place.hosts[number]) for number in range(3)]
-        for number, node in enumerate(nodes):
-            node.join(place.near(number), "2:3", run, lease_ttl=TTL_S, last_call_timeout=30.0)
-        by_rank(nodes, round=1)
+        nodes = place.form(stage, run, "2:3")
         # A member that only the other members have lost: nodes go to those.
-        lonely = next(number for number in range(3) if number != place.leader())
+        lonely = place.pick(leads=leads)
         place.cut(lonely, 1)
         until(lambda: not place.is_healthy(lonely), "it is alone")
         undisturbed(nodes)
@@ -114,6 +35,7 @@ def test_a_minority_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, versi
         until(lambda: place.is_healthy(lonely), "it is back")
         undisturbed(nodes)
         # A whole host, be it the one that leads: its node is missed by the others, and itself told nothing.
+        lonely = place.pick(leads=leads)
         place.cut(lonely, 0, 1)
         alone, rest = nodes[lonely], [node for number, node in enumerate(nodes) if number != lonely]
         for node in rest:
@@ -132,3 +54,43 @@ def test_a_minority_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, versi
             node.changed()
             node.again()
         by_rank(nodes, round=3, size=3)
+
+
+@pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
+def test_all_members_are_killed_and_started_again(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+    with town(tmp_path, version) as place:
+        nodes = place.form(stage, run, "3:4")
+        place.kill()
+        nodes[0].ask("outage", "outage", seconds=TTL_S)
+        for node in nodes:
+            assert node.waiting() == 0
+        place.start()
+        undisturbed(nodes)
+        new = place.node(stage, run, 1, "3:4", "new")
+        for node in nodes:
+            node.changed()
+            node.again()
+        by_rank([*nodes, new], round=2, size=4)
+
+
+@pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
+def test_a_member_is_stopped(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+    """For twice as long as a lease lives, and the node on its host talks to it first."""
+    with town(tmp_path, version) as place:
+        nodes = place.form(stage, run, "3:4")
+        stopped = place.pick(leads=False)
+        over = threading.Event()
+        place.pause(stopped)
+        threading.Timer(2 * TTL_S, over.set).start()
+        while not over.is_set():
+            renewed(nodes)
+        for node in nodes:
+            node.undisturbed()
+        place.go_on(stopped)
+        until(lambda: place.is_healthy(stopped), "it is back")
+        undisturbed(nodes)
+        new = place.node(stage, run, stopped, "3:4", "new")
+        for node in nodes:
+            node.changed()
+            node.again()
+        by_rank([*nodes, new], round=2, size=4)
