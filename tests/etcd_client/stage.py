@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rallypoint.etcd_client import EtcdClient
-from tests.etcd.servers import HOST, MEMORY, Certificates, Cluster, binary
+from tests.etcd.servers import HOST, MEMORY, Certificates, Cluster, Member, binary
 
 SOON_S = 30.0
 
@@ -50,6 +50,24 @@ def enable_users(cluster: Cluster) -> None:
     etcdctl(cluster, "role", "grant-permission", "alices", "readwrite", "alice/", "--prefix=true")
     etcdctl(cluster, "user", "grant-role", "alice", "alices")
     etcdctl(cluster, "auth", "enable")
+
+
+@contextmanager
+def behind_proxy(cluster: Cluster, version: str = "3.5") -> Iterator[Member]:
+    """etcd's own proxy (`etcd grpc-proxy`) in front of a cluster, as a member that can be stopped and killed."""
+    with tempfile.TemporaryDirectory(prefix="etcd-test-", dir=MEMORY) as place:
+        with socket.create_server((HOST, 0)) as free:
+            port: int = free.getsockname()[1]
+        command = [binary(version), "grpc-proxy", "start", f"--endpoints={cluster.endpoints}"]
+        command += [f"--listen-addr={HOST}:{port}", f"--data-dir={place}/data"]
+        proxy = Member(command, port, Path(place) / "proxy.log", None)
+        proxy.start()
+        try:
+            with EtcdClient(proxy.endpoint, timeout_s=SOON_S) as client:
+                client.get("is it there?")
+            yield proxy
+        finally:
+            proxy.kill()
 
 
 def until(is_so: Callable[[], object], what: str, within_s: float = SOON_S) -> float:

@@ -108,7 +108,7 @@ def test_a_lease_outlives_two_members_that_do_not_answer() -> None:
         now = renewal.due
     assert now + 0.1 < renewal.until == 105
     renewal.sent(now)
-    renewal.renewed(5)
+    renewal.renewed(5, now)
     assert renewal.until == now + 5
     assert renewal.due == pytest.approx(now + 5 / 3)
 
@@ -116,8 +116,21 @@ def test_a_lease_outlives_two_members_that_do_not_answer() -> None:
 def test_a_lease_counts_from_when_it_was_asked_for_not_from_the_answer() -> None:
     renewal = Renewal(6, granted_at=0)
     renewal.sent(2)
-    renewal.renewed(6)  # whenever the answer came
-    assert (renewal.until, renewal.due) == (8, 4)
+    renewal.renewed(6, 2.5)
+    assert renewal.until == 8
+    # The next time is a third after the answer, and not later than half of its time.
+    assert renewal.due == 4.5
+    renewal.renewed(6, 3.5)
+    assert renewal.due == 5
+
+
+def test_a_lease_of_any_length_outlives_a_member_that_does_not_answer() -> None:
+    for ttl_s in (1, 2, 3, 5, 10, 60):
+        renewal = Renewal(ttl_s, granted_at=0)
+        renewal.renewed(ttl_s, 0.4 * ttl_s)  # late, by a proxy
+        renewal.sent(renewal.due)
+        renewal.failed(renewal.due + renewal.try_s)
+        assert renewal.due < renewal.until
 
 
 def test_after_the_first_failure_there_is_a_pause() -> None:

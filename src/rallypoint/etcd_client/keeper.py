@@ -175,7 +175,7 @@ class Keeper:
             log.info("lease %x is renewed again", lease.id)
         lease.trouble = None
         if ttl_s > 0:
-            lease.renewal.renewed(ttl_s)
+            lease.renewal.renewed(ttl_s, time.monotonic())
             self._schedule(lease, lease.renewal.due)
             return
         self._drop(lease)

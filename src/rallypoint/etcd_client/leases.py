@@ -17,6 +17,10 @@ from rallypoint.etcd_client.errors import EtcdLeaseLostError
 _SHARE_BETWEEN = 1 / 3
 _SHARE_OF_A_TRY = 1 / 4
 _SHARE_OF_A_PAUSE = 1 / 20
+_LATEST_SHARE = 1 / 2
+# etcd's proxy answers when it renews for itself, by a clock that ticks twice a second.
+_SHORTEST_TRY_S = 0.75
+_LONGEST_SHARE_OF_A_TRY = 0.4
 _LONGEST_TRY_S = 2.5
 
 
@@ -33,18 +37,22 @@ class Renewal:
     @property
     def try_s(self) -> float:
         """How long one endpoint may take."""
-        return min(self.ttl_s * _SHARE_OF_A_TRY, _LONGEST_TRY_S)
+        usual_s = max(self.ttl_s * _SHARE_OF_A_TRY, _SHORTEST_TRY_S)
+        return min(usual_s, self.ttl_s * _LONGEST_SHARE_OF_A_TRY, _LONGEST_TRY_S)
 
     def sent(self, now: float) -> None:
         """A renewal is on its way."""
         self.sent_at = now
 
-    def renewed(self, ttl_s: float) -> None:
-        """etcd has renewed it, at the earliest when it was asked to."""
+    def renewed(self, ttl_s: float, now: float) -> None:
+        """etcd has renewed it, at the earliest when it was asked to.
+
+        The next time is counted from the answer, as etcd's proxy does; who asks it earlier waits for that.
+        """
         self.failures = 0
         self.ttl_s = ttl_s
         self.until = max(self.until, self.sent_at + ttl_s)
-        self.due = self.sent_at + ttl_s * _SHARE_BETWEEN
+        self.due = min(now + ttl_s * _SHARE_BETWEEN, self.sent_at + ttl_s * _LATEST_SHARE)
 
     def failed(self, now: float) -> None:
         """Nobody answered: the next endpoint is asked, at once the first time."""

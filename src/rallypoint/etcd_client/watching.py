@@ -241,8 +241,10 @@ class Book:
         return feed
 
     def _canceled(self, feed: _Feed, response: WatchResponse) -> Effects:
-        self._forget(feed)
-        effects, again = Effects(), list[Watched]()
+        ending = self._forget(feed)
+        # The proxy keeps what came to an end in use for others who look at the same, who would hear nothing, until the
+        # last one has said that it wants no more.
+        effects, again = Effects([] if self._takes_numbers else ending), list[Watched]()
         reason = response.cancel_reason or "no reason given"
         is_auth = any(word in reason for word in ("permission denied", "auth", "user name"))
         for watch in feed.watches:
