@@ -155,6 +155,7 @@ class Leading:
         for word in words:
             if word.node_id in self.run.finished:
                 self._known(word)
+                self._departed.pop(word.node_id, None)
         self.take_all(words, wishes, revision, now)
         self._shown = None
         world = self.run.world

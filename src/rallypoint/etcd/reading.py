@@ -39,9 +39,11 @@ class Reading:
 
     def look(self) -> None:
         """Read the board once."""
-        found = self._client.get(self._keys.board)
-        if found is not None:
-            self.take_board(found)
+        found = self._client.range(self._keys.board)
+        if found.kvs:
+            self.take_board(found.kvs[0])
+        else:
+            self._none_at(found.revision)
 
     def begin(self, node_id: str, revision: int, *, in_doubt: bool) -> None:
         """Watch from a revision on; where it is in doubt whether that is early enough, read what there is as well."""
@@ -76,8 +78,8 @@ class Reading:
             if kv is not None:
                 if self.take_board(kv):
                     yield
-            elif revision > self.board_at:  # a newer one may have been read, which is sent only once
-                self.board, self.board_at = None, revision
+            else:
+                self._none_at(revision)
 
     def take_board(self, kv: KeyValue) -> bool:
         """A board, however it came; whether it is newer than the one known."""
@@ -85,6 +87,11 @@ class Reading:
             return False
         self.board, self.board_at = decode_board(kv.value, self._run_id), kv.mod_revision
         return True
+
+    def _none_at(self, revision: int) -> None:
+        """There was no board then; a newer one may have been read since, which is sent only once."""
+        if revision > self.board_at:
+            self.board, self.board_at = None, revision
 
     def take_told(self) -> Said | None:
         """What the node was told; a place stays, for it counts only when the board names its world."""
