@@ -45,11 +45,13 @@ def _values(watch: Watch, count: int) -> list[bytes]:
 
 
 def test_each_watch_gets_its_own_events(client: EtcdClient, prefix: str) -> None:
-    revision = client.put(prefix, "begin").revision
     names = ("a", "b", "c", "d")
-    # Asked for all at once, two of them the same: the proxy answers those first that it has already.
-    watches = {name: client.watch(prefix + name, revision=revision) for name in names}
-    again = client.watch(f"{prefix}a", revision=revision - 1, previous=True)
+    watches = {"a": client.watch(f"{prefix}a")}
+    revision = client.put(f"{prefix}a", "a0").revision + 1
+    assert _values(watches["a"], 1) == [b"a0"]
+    # Asked for all at once: the proxy answers first to the one of a range that it has already.
+    watches |= {name: client.watch(prefix + name, revision=revision) for name in names[1:]}
+    again = client.watch(f"{prefix}a", revision=revision, previous=True)
     for name in names:
         client.put(prefix + name, f"{name}1")
     for name, watch in watches.items():
