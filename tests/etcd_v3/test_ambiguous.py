@@ -11,7 +11,7 @@ import pytest
 from rallypoint.core.events import Left
 from rallypoint.core.model import Phase
 from rallypoint.etcd.leading import Word, message_of
-from tests.etcd.servers import shared
+from tests.etcd.servers import Cluster, shared
 from tests.etcd_client.stage import Proxy
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, until
 
@@ -42,42 +42,50 @@ class Forgetful(Proxy):
         self.cut()
 
 
+@pytest.fixture(params=["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Three members; the way to one of them forgets."""
+    return shared(request.param, 3)
+
+
 @pytest.fixture
-def proxy(stage: EtcdStage) -> Iterator[Forgetful]:
-    proxy = Forgetful(shared("3.5").members[0].port)
+def proxy(stage: EtcdStage, cluster: Cluster) -> Iterator[Forgetful]:
+    proxy = Forgetful(cluster.members[0].port)
     yield proxy
     stage.end()  # nobody comes to it any more
     proxy.close()
 
 
 @pytest.fixture
-def observer(run: str) -> Iterator[Observer]:
-    with observing(shared("3.5").endpoints, run) as observer:
+def observer(run: str, cluster: Cluster) -> Iterator[Observer]:
+    with observing(cluster.endpoints, run) as observer:
         # Other tests may have compacted what was before.
         observer.since = observer.client.range(observer.keys.run, prefix=True).revision + 1
         yield observer
 
 
-def test_the_answer_to_a_join_is_lost(stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer) -> None:
+def test_the_answer_to_a_join_is_lost(
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+) -> None:
     """It leads by what it wrote, though it was never told."""
     a, b = stage.nodes("a", "b")
     proxy.mark = b"/in/nodes/a."
     a.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
     proxy.until_committed(observer.words)
-    b.join(shared("3.5").endpoints, 2, run)
+    b.join(cluster.endpoints, 2, run)
     by_rank([a, b], round=1)
     assert observer.leading([a, b]) is a
     assert observer.words() == 2
 
 
 def test_the_answer_to_a_joining_again_is_lost(
-    stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
 ) -> None:
     a, b, c = stage.nodes("a", "b", "c")
     a.join(proxy.endpoint, "2:3", run, lease_ttl=5, **ORDERLY)
-    b.join(shared("3.5").endpoints, "2:3", run)
+    b.join(cluster.endpoints, "2:3", run)
     by_rank([a, b], round=1)
-    c.join(shared("3.5").endpoints, "2:3", run)
+    c.join(cluster.endpoints, "2:3", run)
     for node in (a, b):
         node.changed()
     word = observer.word(a)
@@ -89,13 +97,13 @@ def test_the_answer_to_a_joining_again_is_lost(
 
 
 def test_the_answer_to_the_publishing_of_a_world_is_lost(
-    stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
 ) -> None:
     a, b = stage.nodes("a", "b")
     a.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
     assert observer.leading([a]) is a
     proxy.mark = b'"phase":"sealed"'
-    b.join(shared("3.5").endpoints, 2, run)
+    b.join(cluster.endpoints, 2, run)
     proxy.until_committed(lambda: (board := observer.board()) is not None and board.phase is Phase.SEALED)
     by_rank([a, b], round=1)
     worlds = {board.world.seal_id for board in observer.boards() if board.world is not None}
@@ -104,9 +112,11 @@ def test_the_answer_to_the_publishing_of_a_world_is_lost(
         node.undisturbed()
 
 
-def test_the_answer_to_a_finish_is_lost(stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer) -> None:
+def test_the_answer_to_a_finish_is_lost(
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+) -> None:
     a, b = stage.nodes("a", "b")
-    a.join(shared("3.5").endpoints, 2, run)
+    a.join(cluster.endpoints, 2, run)
     assert observer.leading([a]) is a
     b.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
     by_rank([a, b], round=1)
@@ -122,12 +132,14 @@ def test_the_answer_to_a_finish_is_lost(stage: EtcdStage, run: str, proxy: Forge
     assert board.ended.ending.value == "succeeded"
 
 
-def test_the_answer_to_a_withdrawal_is_lost(stage: EtcdStage, run: str, proxy: Forgetful, observer: Observer) -> None:
+def test_the_answer_to_a_withdrawal_is_lost(
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+) -> None:
     """Whoever leads heard it from the leaver itself, and needs no lease to end."""
     a, b, c = stage.nodes("a", "b", "c")
-    a.join(shared("3.5").endpoints, "2:3", run, last_call_timeout=30.0)
+    a.join(cluster.endpoints, "2:3", run, last_call_timeout=30.0)
     assert observer.leading([a]) is a
-    c.join(shared("3.5").endpoints, "2:3", run)
+    c.join(cluster.endpoints, "2:3", run)
     b.join(proxy.endpoint, "2:3", run, lease_ttl=60, **ORDERLY)
     by_rank([a, b, c], round=1)
     proxy.mark = b'"leave"'
