@@ -56,6 +56,13 @@ def proxy(stage: EtcdStage, cluster: Cluster) -> Iterator[Forgetful]:
     proxy.close()
 
 
+@pytest.fixture(params=["alone", pytest.param("first", marks=pytest.mark.soak)])
+def way(request: pytest.FixtureRequest, proxy: Forgetful, cluster: Cluster) -> str:
+    """The endpoints of a node whose answers are lost: it has no other way, or may ask the other members."""
+    others = [member.endpoint for member in cluster.members[1:]] if request.param == "first" else []
+    return ",".join([proxy.endpoint, *others])
+
+
 @pytest.fixture
 def observer(run: str, cluster: Cluster) -> Iterator[Observer]:
     with observing(cluster.endpoints, run) as observer:
@@ -65,12 +72,12 @@ def observer(run: str, cluster: Cluster) -> Iterator[Observer]:
 
 
 def test_the_answer_to_a_join_is_lost(
-    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     """It leads by what it wrote, though it was never told."""
     a, b = stage.nodes("a", "b")
     proxy.mark = b"/in/nodes/a."
-    a.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
+    a.join(way, 2, run, lease_ttl=5, **ORDERLY)
     proxy.until_committed(observer.words)
     b.join(cluster.endpoints, 2, run)
     by_rank([a, b], round=1)
@@ -79,10 +86,10 @@ def test_the_answer_to_a_join_is_lost(
 
 
 def test_the_answer_to_a_joining_again_is_lost(
-    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     a, b, c = stage.nodes("a", "b", "c")
-    a.join(proxy.endpoint, "2:3", run, lease_ttl=5, **ORDERLY)
+    a.join(way, "2:3", run, lease_ttl=5, **ORDERLY)
     b.join(cluster.endpoints, "2:3", run)
     by_rank([a, b], round=1)
     c.join(cluster.endpoints, "2:3", run)
@@ -97,10 +104,10 @@ def test_the_answer_to_a_joining_again_is_lost(
 
 
 def test_the_answer_to_the_publishing_of_a_world_is_lost(
-    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     a, b = stage.nodes("a", "b")
-    a.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
+    a.join(way, 2, run, lease_ttl=5, **ORDERLY)
     assert observer.leading([a]) is a
     proxy.mark = b'"phase":"sealed"'
     b.join(cluster.endpoints, 2, run)
@@ -113,12 +120,12 @@ def test_the_answer_to_the_publishing_of_a_world_is_lost(
 
 
 def test_the_answer_to_a_finish_is_lost(
-    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     a, b = stage.nodes("a", "b")
     a.join(cluster.endpoints, 2, run)
     assert observer.leading([a]) is a
-    b.join(proxy.endpoint, 2, run, lease_ttl=5, **ORDERLY)
+    b.join(way, 2, run, lease_ttl=5, **ORDERLY)
     by_rank([a, b], round=1)
     proxy.mark = b'"leave"'
     b.order("finish")
@@ -133,14 +140,14 @@ def test_the_answer_to_a_finish_is_lost(
 
 
 def test_the_answer_to_a_withdrawal_is_lost(
-    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, observer: Observer
+    stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     """Whoever leads heard it from the leaver itself, and needs no lease to end."""
     a, b, c = stage.nodes("a", "b", "c")
     a.join(cluster.endpoints, "2:3", run, last_call_timeout=30.0)
     assert observer.leading([a]) is a
     c.join(cluster.endpoints, "2:3", run)
-    b.join(proxy.endpoint, "2:3", run, lease_ttl=60, **ORDERLY)
+    b.join(way, "2:3", run, lease_ttl=60, **ORDERLY)
     by_rank([a, b, c], round=1)
     proxy.mark = b'"leave"'
     b.order("withdraw")
