@@ -96,11 +96,11 @@ def test_who_comes_back_after_its_join_timed_out_is_not_taken_for_the_one_who_le
 
 
 class _Refusal(socketserver.BaseRequestHandler):
-    """What a load balancer says that finds no server behind it."""
+    """What a load balancer says that knows of no such service."""
 
     def handle(self) -> None:
         self.request.recv(65536)
-        self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        self.request.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         while self.request.recv(65536):
             """Until the other side hangs up, so that it has read the answer."""
 

@@ -94,6 +94,9 @@ _CONNECTING: tuple[tuple[str, Verdict, str], ...] = (
 )
 _ADDRESS = re.compile(r".*ipv[46]:\S+: ")
 
+# What a load balancer says that finds nobody behind it at present.  That passes.
+_GATEWAY = re.compile(r"(?:HTTP status|header with status:) (50[234])\b")
+
 
 def judge(code: str, details: str) -> Judgement:
     """What a status such as `UNAVAILABLE` with its text means."""
@@ -104,6 +107,9 @@ def judge(code: str, details: str) -> Judgement:
     for part, judgement in _SAID:
         if part in details:
             return judgement
+    gateway = _gateway(details)
+    if gateway is not None:
+        return Judgement(Verdict.MAYBE, gateway)  # perhaps it lost the answer only
     if code == "UNIMPLEMENTED" or "http2 header with status" in details:
         return Judgement(Verdict.HOPELESS, f"{_NOT_ETCD}, or an etcd before v3 ({details})")
     if code == "DEADLINE_EXCEEDED":
@@ -117,7 +123,15 @@ def judge(code: str, details: str) -> Judgement:
     return Judgement(Verdict.FINAL, _plain(details))
 
 
+def _gateway(details: str) -> str | None:
+    found = _GATEWAY.search(details)
+    return found and f"a load balancer or gateway there reaches no etcd at present (HTTP status {found[1]})"
+
+
 def _unconnected(details: str) -> Judgement:
+    gateway = _gateway(details)
+    if gateway is not None:
+        return Judgement(Verdict.ELSEWHERE, gateway)
     for part, verdict, words in _CONNECTING:
         if part in details:
             return Judgement(verdict, words)

@@ -93,7 +93,7 @@ class EtcdClient:
         self._secure = bool(secure) or tls is not None
         self._timeout_s = timeout_s
         self._hub: Hub | None = open_hub(places, Tls() if secure and tls is None else tls, user, spread=spread)
-        self._leases: set[Lease] = set()
+        self._leases: set[Lease] = set()  # those that are to be released in the end
         self._watches: set[Watch] = set()
 
     def twin(self, *, timeout_s: float | None = None) -> EtcdClient:
@@ -256,14 +256,17 @@ class EtcdClient:
         """
         hub, asked_at = self._open, time.monotonic()
         # The id is ours, so that a grant whose answer was lost can be asked for again.
-        lease = Lease(secrets.randbits(62) + 1, Renewal(ttl_s, asked_at), hub.part(Keeper), self.revoke)
+        lease = self._lease(secrets.randbits(62) + 1, Renewal(ttl_s, asked_at))
         if ahead and keep and (hub.user is None or hub.logins):
             hub.ask(_GRANT, LeaseGrantRequest(ttl_s, lease.id), self._time(timeout_s), partial(_granted, lease))
         else:
             self._grant(lease, timeout_s, keep=keep)
         if keep:
-            self._own(lease)
+            self._leases.add(lease)
         return lease
+
+    def _lease(self, lease_id: int, renewal: Renewal) -> Lease:
+        return Lease(lease_id, renewal, self._open.part(Keeper), self.revoke, self._leases.discard)
 
     def ensure(self, lease: Lease, *, timeout_s: float | None = None) -> None:
         """Wait until a lease that was asked for ahead is granted."""
@@ -293,13 +296,10 @@ class EtcdClient:
         if found.ttl <= 0:
             raise EtcdLeaseLostError(f"lease {lease_id:x} has expired or was revoked")
         renewal = Renewal(found.granted_ttl, asked_at - (found.granted_ttl - found.ttl))
-        lease = Lease(lease_id, renewal, self._open.part(Keeper), self.revoke)
-        self._own(lease)
+        lease = self._lease(lease_id, renewal)
+        self._leases.add(lease)
         lease.exists(renewal, keep=True)
         return lease
-
-    def _own(self, lease: Lease) -> None:
-        self._leases = {known for known in self._leases if not known.lost.is_set()} | {lease}
 
     def revoke(self, lease: Lease | int, *, timeout_s: float | None = None) -> None:
         """End a lease and delete its keys; fine if it is gone already."""
@@ -381,9 +381,12 @@ class EtcdClient:
         return tuple(self._health(endpoint, timeout_s) for endpoint in self.endpoints)
 
     def _health(self, endpoint: str, timeout_s: float) -> Health:
+        hub = self._open
         try:
-            status = self._open.call(
-                STATUS, StatusRequest(), StatusResponse, timeout_s, leader=False, anonymous=True, only=endpoint
+            # A member's health is not to depend on a login elsewhere; newer versions want a user, and say so.
+            bare = hub.logins == 0
+            status = hub.call(
+                STATUS, StatusRequest(), StatusResponse, timeout_s, leader=False, anonymous=bare, only=endpoint
             )
         except EtcdClosedError:
             raise
@@ -400,7 +403,7 @@ class EtcdClient:
             return
         for watch in self._watches:
             watch.close()
-        for lease in self._leases:
+        for lease in list(self._leases):
             lease.release()
         release_hub(hub)
 

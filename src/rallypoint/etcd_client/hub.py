@@ -28,7 +28,7 @@ from rallypoint.etcd_client.errors import (
     EtcdUnavailableError,
 )
 from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, StatusRequest
-from rallypoint.etcd_client.transport import CallFailedError, Lines, check_process
+from rallypoint.etcd_client.transport import CallFailedError, Line, Lines, check_process
 from rallypoint.etcd_client.wire import Message, decode, encode
 
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
@@ -42,6 +42,7 @@ _SHORTEST_TRY_S = 0.5
 _LONGEST_TRY_S = 2.5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOGINS = 2
+_SENT_BEFORE = "; it had been sent before, and that answer was lost: the earlier one may have happened"
 
 M = TypeVar("M", bound=Message)
 P = TypeVar("P", bound="Part")
@@ -90,6 +91,7 @@ class Hub:
         self._token: Metadata = ()
         self._login = 0  # how often a token was fetched
         self._login_lock = threading.Lock()
+        self._refusals, self._refusal = 0, ""  # how often none was given, and why at last
         self._parts: dict[type[Any], Any] = {}
         self._parts_lock = threading.Lock()
 
@@ -107,7 +109,10 @@ class Hub:
         anonymous: bool = False,
         only: str | None = None,
     ) -> M:
-        """Ask until somebody answers; what may be sent only once is sent to somebody who is there."""
+        """Ask until somebody answers; what may be sent only once is sent to somebody who is there.
+
+        What is `anonymous` goes without a token until etcd asks for one.
+        """
         check_process(self.pid)
         data = encode(request)
         endpoints = self.endpoints if only is None else (only,)
@@ -126,7 +131,7 @@ class Hub:
                 metadata = self.metadata(left_s, leader=leader, anonymous=anonymous)
                 if kind is Kind.ONCE:
                     if endpoint not in self._proven:
-                        line.call(STATUS, encode(StatusRequest()), try_s, ())
+                        self._prove(line, try_s)
                     try_s = max(deadline - time.monotonic(), 0.001)
                 sent = True
                 found = decode(answer, line.call(method, data, try_s, metadata))
@@ -139,12 +144,15 @@ class Hub:
                 judgement = judge(failure.code, failure.details)
                 where = f"({_name(method)} at {endpoint})"
                 tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
+                if ambiguous:
+                    where += _SENT_BEFORE
                 if judgement.verdict is Verdict.FINAL:
                     raise judgement.error(f"{judgement.words} {where}") from failure
                 if judgement.verdict is Verdict.LOGIN:
                     logins += 1
-                    if self.user is None or logins > _LOGINS:
+                    if self.user is None or method == AUTHENTICATE or logins > _LOGINS:
                         raise EtcdAuthError(f"{judgement.words} {where}") from failure
+                    anonymous = False
                     self.login(login, deadline - time.monotonic())
                     continue
                 self.failed(endpoint)
@@ -159,6 +167,14 @@ class Hub:
                 pause_s = _PAUSES_S[min(rounds, len(_PAUSES_S) - 1)] * random.uniform(0.5, 1.0)
                 rounds += 1
                 self.closing.wait(min(pause_s, max(deadline - time.monotonic(), 0)))
+
+    def _prove(self, line: Line, timeout_s: float) -> None:
+        """Whether anybody is there; who refuses to say more to this user is.  Newer versions of etcd want one for this."""
+        try:
+            line.call(STATUS, encode(StatusRequest()), timeout_s, self._token)
+        except CallFailedError as failure:
+            if judge(failure.code, failure.details).error is not EtcdAuthError:
+                raise
 
     def ask(self, method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
         """Ask once, the endpoint whose turn it is, without waiting; `answered` is called on a thread of grpc's.
@@ -214,22 +230,41 @@ class Hub:
         return self._login
 
     def login(self, seen: int, timeout_s: float) -> None:
-        """Fetch a token, unless somebody has done so since `seen` logins."""
-        user = self.user
-        assert user is not None
-        with self._login_lock:
+        """Fetch a token, unless somebody has done so since `seen` logins.
+
+        One asks for all: who waits for another meanwhile has the token from it, or hears that etcd refuses; if it gets no
+        answer, the next one asks for as long as it has time itself.
+        """
+        deadline, refusals = time.monotonic() + timeout_s, self._refusals
+        if not self._login_lock.acquire(timeout=max(timeout_s, 0)):
+            raise EtcdUnavailableError(
+                f"etcd gave no answer to Authenticate within {max(timeout_s, 0):g} s, which another call of this process "
+                f"was waiting for"
+            )
+        try:
             if self._login != seen:
                 return
-            request = AuthenticateRequest(user.name, user.password)
-            try:
-                answer = self.call(AUTHENTICATE, request, AuthenticateResponse, timeout_s, anonymous=True)
-            except EtcdRefusedError as refusal:
-                if "authentication is not enabled" not in str(refusal):
-                    raise
-                self._token = ()  # everybody may do everything there
-            else:
-                self._token = (("token", answer.token),)
+            if self._refusals != refusals:
+                raise EtcdAuthError(self._refusal)
+            self._fetch_token(deadline - time.monotonic())
             self._login += 1
+        except EtcdAuthError as refusal:
+            self._refusals, self._refusal = self._refusals + 1, str(refusal)
+            raise
+        finally:
+            self._login_lock.release()
+
+    def _fetch_token(self, timeout_s: float) -> None:
+        assert self.user is not None
+        request = AuthenticateRequest(self.user.name, self.user.password)
+        try:
+            answer = self.call(AUTHENTICATE, request, AuthenticateResponse, timeout_s, anonymous=True)
+        except EtcdRefusedError as refusal:
+            if "authentication is not enabled" not in str(refusal):
+                raise
+            self._token = ()  # everybody may do everything there
+        else:
+            self._token = (("token", answer.token),)
 
     # Parts and users --------------------------------------------------------------------------------------------------
 

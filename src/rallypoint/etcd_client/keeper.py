@@ -179,7 +179,7 @@ class Keeper:
             self._schedule(lease, lease.renewal.due)
             return
         self._drop(lease)
-        lease.lost.set()
+        lease.gone()
         log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
         if lease.when_lost is not None:
             try:

@@ -73,7 +73,14 @@ class Keeps(Protocol):
 class Lease:
     """A lease that is kept alive until it is revoked, released or lost.  Usable in a `with`, which revokes it."""
 
-    def __init__(self, lease_id: int, renewal: Renewal, keeper: Keeps, revoke: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        lease_id: int,
+        renewal: Renewal,
+        keeper: Keeps,
+        revoke: Callable[[int], None],
+        over: Callable[[Lease], None],
+    ) -> None:
         self.id = lease_id
         self.is_granted = False
         """Whether etcd has said that it exists; one that was asked for ahead may not yet."""
@@ -88,6 +95,7 @@ class Lease:
         self.renewal = renewal  # the keeper's own
         self._keeper = keeper
         self._revoke = revoke
+        self._over = over
         self._is_over = False
         self._lock = threading.Lock()
 
@@ -119,12 +127,18 @@ class Lease:
         with self._lock:
             self._is_over = True
             self._keeper.drop(self)
+        self._over(self)
+
+    def gone(self) -> None:
+        """etcd has said that it is, and its keys with it."""
+        self.lost.set()
+        self._over(self)
 
     def revoke(self) -> None:
         """End it now, and delete its keys; fine if it is gone already."""
         self.release()
         self._revoke(self.id)
-        self.lost.set()
+        self.gone()
 
     def __enter__(self) -> Lease:
         return self

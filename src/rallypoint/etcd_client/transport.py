@@ -27,6 +27,9 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # A member may come back under its name with another address, as on Kubernetes; by default that is looked up twice a
+    # minute at the most, which costs leases.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # etcd answers a range or a watch in one message, however large.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
