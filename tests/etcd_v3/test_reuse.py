@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.etcd_client import Change
-from tests.etcd.servers import Cluster
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, renewed, until
+from tests.etcd.servers import Cluster, shared
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, until
+
+versions = pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 
 
 def incarnation(node: EtcdNode) -> str:
@@ -74,39 +76,41 @@ def test_a_run_id_is_used_again_after_everything_was_killed(
     assert fences[0][0] != fences[1][0] or (when == "at once" and int(fences[1][1]) > int(fences[0][1]))
 
 
-def test_a_killed_run_leaves_nothing_behind(stage: EtcdStage, cluster: Cluster, run: str, observer: Observer) -> None:
-    nodes = stage.nodes("a", "b")
+@versions
+def test_a_killed_run_leaves_nothing_behind(stage: EtcdStage, version: str, run: str) -> None:
+    cluster, nodes = shared(version, 3), stage.nodes("a", "b")
     for node in nodes:
         node.join(cluster.endpoints, 2, run, run_lease=3)
     by_rank(nodes)
-    assert len(observer.everything()) >= 7, "two words, a leader, a board, a roster, two places"
-    for kv in observer.everything():
-        assert kv.lease, f"{kv.key!r} hangs on no lease"
-    for node in nodes:
-        node.kill()
-    until(observer.is_empty, "all leases have ended")
+    with observing(cluster.endpoints, run) as observer:
+        assert len(observer.everything()) >= 7, "two words, a leader, a board, a roster, two places"
+        for kv in observer.everything():
+            assert kv.lease, f"{kv.key!r} hangs on no lease"
+        for node in nodes:
+            node.kill()
+        until(observer.is_empty, "all leases have ended")
 
 
+@versions
 @pytest.mark.parametrize("world", ["up", "gathering"])
-def test_nothing_is_written_while_nothing_changes(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, world: str
-) -> None:
-    nodes = stage.nodes("a", "b")
+def test_nothing_is_written_while_nothing_changes(stage: EtcdStage, version: str, run: str, world: str) -> None:
+    cluster, nodes = shared(version, 3), stage.nodes("a", "b")
     for node in nodes:
         node.join(cluster.endpoints, 2 if world == "up" else 3, run)
-    if world == "up":
-        by_rank(nodes)
-    else:
-        until(lambda: (board := observer.board()) is not None and "2 of at least 3" in board.why, "both are known")
-        for node in nodes:
-            node.expect("joins")
-    # What the leader clears away after it has told everybody.
-    until(lambda: observer.is_quiet(0.5), "all is said")
-    with observer.client.watch(observer.keys.run, prefix=True) as changes:
-        for _ in range(3):
-            renewed(nodes)
-        mark = observer.keys.run + "mark"
-        observer.client.put(mark, "")
-        first = changes.get(timeout_s=30.0)
-        assert isinstance(first, Change)
-        assert first.key == mark.encode(), f"{first.key!r} was written"
+    with observing(cluster.endpoints, run) as observer:
+        if world == "up":
+            by_rank(nodes)
+        else:
+            until(lambda: (board := observer.board()) is not None and "2 of at least 3" in board.why, "both are known")
+            for node in nodes:
+                node.expect("joins")
+        # What the leader clears away after it has told everybody.
+        until(lambda: observer.is_quiet(0.5), "all is said")
+        with observer.client.watch(observer.keys.run, prefix=True) as changes:
+            for _ in range(3):
+                renewed(nodes)
+            mark = observer.keys.run + "mark"
+            observer.client.put(mark, "")
+            first = changes.get(timeout_s=30.0)
+            assert isinstance(first, Change)
+            assert first.key == mark.encode(), f"{first.key!r} was written"
