@@ -19,11 +19,17 @@ SOON_S = 30.0
 
 
 @contextmanager
-def etcd(version: str = "3.5", size: int = 1, *options: str, tls: bool = False) -> Iterator[Cluster]:
-    """A cluster of one's own, with any options of etcd's."""
+def etcd(
+    version: str = "3.5", size: int = 1, *options: str, tls: bool = False, one_way: bool = False
+) -> Iterator[Cluster]:
+    """A cluster of one's own, with any options of etcd's; with `one_way` it wants no certificates of its clients."""
     with tempfile.TemporaryDirectory(prefix="etcd-test-", dir=MEMORY) as place:
         cluster = Cluster(Path(place), version, size, Certificates(Path(place)) if tls else None, v2=False)
         for member in cluster.members:
+            if one_way:
+                member.command.remove("--client-cert-auth")
+                at = member.command.index("--trusted-ca-file")
+                del member.command[at : at + 2]
             member.command += options
         try:
             cluster.start()
@@ -35,7 +41,12 @@ def etcd(version: str = "3.5", size: int = 1, *options: str, tls: bool = False) 
 def etcdctl(cluster: Cluster, *arguments: str, user: str | None = None) -> str:
     """etcd's own tool, as a second opinion and for what the client does not do."""
     program = str(Path(binary("3.5")).with_name("etcdctl"))
-    command = [program, f"--endpoints={cluster.endpoints}", *([f"--user={user}"] if user else []), *arguments]
+    scheme = "http" if cluster.tls is None else "https"
+    endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in cluster.members)
+    command = [program, f"--endpoints={endpoints}", *([f"--user={user}"] if user else [])]
+    if cluster.tls is not None:
+        command += [f"--cacert={cluster.tls.ca}", f"--cert={cluster.tls.cert}", f"--key={cluster.tls.key}"]
+    command += arguments
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"ETCDCTL_API": "3"}, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout

@@ -210,8 +210,9 @@ class Watcher:
             log.info("%s; the next member is asked", self.trouble)
         elif self._failures == len(self._hub.endpoints):
             log.warning("etcd cannot be watched at present. %s", self._tries)
-        self._tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
-        self._hub.failed(endpoint)
+        is_renewed = self._hub.failed(endpoint)
+        is_hopeless = judgement.verdict is Verdict.HOPELESS and not is_renewed
+        self._tries.note(endpoint, judgement.words, hopeless=is_hopeless)
         pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
         self._open_at = time.monotonic() + pause_s * random.uniform(0.5, 1.0)
         self._failures += 1

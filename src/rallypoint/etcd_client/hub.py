@@ -155,7 +155,8 @@ class Hub:
                     anonymous = False
                     self.login(login, deadline - time.monotonic())
                     continue
-                self.failed(endpoint)
+                if self.failed(endpoint):
+                    tries.note(endpoint, judgement.words)  # there is hope
                 ambiguous |= sent and kind is not Kind.READ and judgement.verdict is Verdict.MAYBE
                 if ambiguous and kind is Kind.ONCE:
                     raise self._no_answer(method, timeout_s, tries, ambiguous=True) from failure
@@ -197,12 +198,16 @@ class Hub:
             self._is_warm = True
             self.ask(STATUS, StatusRequest(), _LONGEST_TRY_S, lambda _: None)
 
-    def failed(self, endpoint: str) -> None:
-        """An endpoint did not answer: the others are asked first from now on, and watches there look to it."""
+    def failed(self, endpoint: str) -> bool:
+        """An endpoint did not answer: the others are asked first from now on, and watches there look to it.
+
+        Whether the certificates were replaced meanwhile, so that it may answer now.
+        """
         self.rotation.failed(endpoint)
         self._proven.discard(endpoint)
         for suspect in self.suspicions:
             suspect(endpoint)
+        return self.lines.renew()
 
     def _no_answer(self, method: str, timeout_s: float, tries: Tries, *, ambiguous: bool) -> EtcdError:
         if ambiguous:

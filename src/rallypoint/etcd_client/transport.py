@@ -186,6 +186,7 @@ class Lines:
         self._files = tls.read() if tls is not None else None
         self._lock = threading.Lock()
         self._lines: dict[str, Line] = {}
+        self._retired: list[Line] = []  # with certificates that were replaced; what goes on there may end there
         self._closed = False
 
     def to(self, endpoint: str) -> Line:
@@ -200,10 +201,27 @@ class Lines:
                 self._lines[endpoint] = Line(endpoint, self._tls, self._files)
             return self._lines[endpoint]
 
+    def renew(self) -> bool:
+        """Read the certificates again; whether they were replaced, and all connect anew with them from now on."""
+        if self._tls is None:
+            return False
+        try:
+            files = self._tls.read()
+        except EtcdMissingError:  # they are perhaps being replaced in this moment
+            return False
+        with self._lock:
+            if files == self._files:
+                return False
+            old, self._retired = self._retired, list(self._lines.values())
+            self._files, self._lines = files, {}
+        for line in old:
+            line.close()
+        return True
+
     def close(self) -> None:
         """Hang up everywhere."""
         with self._lock:
             self._closed = True
-            lines = list(self._lines.values())
+            lines = [*self._retired, *self._lines.values()]
         for line in lines:
             line.close()
