@@ -91,7 +91,7 @@ class OldEtcdCluster(EtcdCluster):
 BACKENDS: dict[str, type[Authority]] = {
     "rallypoint": StandaloneServer,
     "etcd-v3": EtcdCluster,
-    "etcd-v3 on 3.4": OldEtcdCluster,
+    "etcd-v3-3.4": OldEtcdCluster,
 }
 
 
