@@ -103,10 +103,14 @@ def test_health_where_etcd_tells_it_to_users_only(alice: EtcdClient, monkeypatch
     assert alice._open.logins == 1
 
 
-def test_writes_where_etcd_tells_its_status_to_root_only(alice: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_where_etcd_tells_its_status_to_root_only(
+    alice: EtcdClient, guarded: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Line, "call", _wants_a_user(Line.call, only_root=True))
     alice.warm_up()
-    alice.put("alice/a", "1")  # is sent to somebody who is there, which a refusal proves
+    alice.put("alice/a", "1")
+    alice._open.failed(guarded.endpoint)
+    alice.put("alice/a", "2")  # is sent to somebody who is there, which a refusal proves
     assert alice._open.logins == 1
     (health,) = alice.health()
     assert "permission" in str(health.trouble)
