@@ -51,9 +51,8 @@ class EtcdLink(LinkThread):
 
     @property
     def run_lease(self) -> int:
-        """The lease that all of the run hangs on; 0 where it is not known."""
-        board = self._reading.board
-        return board.lease if board is not None else 0
+        """The lease that all of the run hangs on, as far as is known; 0 where there was no board yet."""
+        return self._reading.run_lease
 
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world; the view tells what became of it."""

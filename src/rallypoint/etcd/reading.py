@@ -20,6 +20,7 @@ class Reading:
 
     def __init__(self, client: EtcdClient, keys: Keys, run_id: str, wake: Callable[[], None]) -> None:
         self.board: Board | None = None
+        self.run_lease = 0
         self.told: Said | None = None
         self.node_id = ""
         self._client = client
@@ -86,6 +87,7 @@ class Reading:
         if kv.mod_revision <= self.board_at:
             return False
         self.board, self.board_at = decode_board(kv.value, self._run_id), kv.mod_revision
+        self.run_lease = self.board.lease
         return True
 
     def _none_at(self, revision: int) -> None:
