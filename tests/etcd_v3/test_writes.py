@@ -17,6 +17,7 @@ from contextlib import ExitStack
 import pytest
 
 from rallypoint.core.model import Bounds, Reason
+from rallypoint.etcd.leading import REMARK_INTERVAL_S
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import etcd, etcdctl
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, until
@@ -133,7 +134,7 @@ def test_the_history_does_not_grow_while_nothing_changes(
         for node in nodes:
             assert node.changed()["closed"]
     # What the leader clears away after it has told everybody.
-    until(lambda: onlooker.is_quiet(0.5), "all is said")
+    until(lambda: onlooker.is_quiet(2 * REMARK_INTERVAL_S), "all is said, and remarked upon")
     before = revision(onlooker)
     for _ in range(4):
         renewed(nodes)
