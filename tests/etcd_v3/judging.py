@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rallypoint.core.events import Joined, Left
+from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Phase
 from rallypoint.etcd import estate
 from rallypoint.etcd.board import Board, decode_board, decode_roster
@@ -39,7 +39,6 @@ class History:
     boards: list[tuple[int, Board]] = field(default_factory=list)
     rosters: dict[str, list[str]] = field(default_factory=dict)
     rejoinings: list[Rejoining] = field(default_factory=list)
-    left: set[str] = field(default_factory=set)
 
 
 def recorded(folder: Path) -> dict[str, list[Event]]:
@@ -72,8 +71,6 @@ def history_of(observer: Observer) -> History:
                 history.boards.append((heard, decode_board(change.value, observer.run)))
             elif isinstance(said, Word):
                 message = message_of(said)
-                if isinstance(message, Left):
-                    history.left.add(said.node_id)
                 if isinstance(message, Joined) and message.seat is not None:
                     history.rejoinings.append(Rejoining(heard, said.node_id, message.seat.seal_id))
     for _, board in history.boards:
@@ -90,7 +87,7 @@ def check(records: dict[str, list[Event]], history: History, bounds: Bounds, kil
     check_history(history, bounds)
     check_records(records, history)
     check_notices(records, history)
-    check_losses(records, history, killed)
+    check_losses(records, killed)
 
 
 def check_history(history: History, bounds: Bounds) -> None:
@@ -166,13 +163,10 @@ def check_notices(records: dict[str, list[Event]], history: History) -> None:
             assert waited_for, f"{again.node_id} left a world that was up and needed nobody"
 
 
-def check_losses(records: dict[str, list[Event]], history: History, killed: Collection[str]) -> None:
-    """Nobody was given up who could renew its lease: only who was killed, or stood still for a while.
-
-    A leader that takes over may call lost who has left, and whose last word is gone.
-    """
+def check_losses(records: dict[str, list[Event]], killed: Collection[str]) -> None:
+    """Nobody was given up who could renew its lease: only who was killed, or stood still for a while."""
     stalls = {name: sum(event["kind"] == "stalled" for event in events) for name, events in records.items()}
-    lost = {event["details"]["node"] for event in _of(records, "lost")} - history.left
+    lost = {event["details"]["node"] for event in _of(records, "lost")}
     for name, count in Counter(node_id.partition(".")[0] for node_id in lost).items():
         assert count <= stalls[name] + (name in killed), f"{name} was given up although it was there"
     for name, events in records.items():

@@ -6,12 +6,16 @@ import threading
 import time
 from itertools import count
 
+import msgspec
+
 from rallypoint.core import codec
 from rallypoint.core.events import Joined
-from rallypoint.core.model import Bounds, Node, Phase, Run, Settings
+from rallypoint.core.model import Bounds, Node, Phase, Reason, Run, Settings
+from rallypoint.etcd.board import spans
 from rallypoint.etcd.leader import Leader
 from rallypoint.etcd.leading import Gone, Leading, Word
 from rallypoint.etcd_client import EtcdNoSpaceError
+from tests.etcd_v3.stage import Actor, Stage
 
 LAST_CALL_S = 1.0
 
@@ -89,3 +93,49 @@ def test_who_is_back_under_its_old_name_is_not_cleared_away() -> None:
     draft = run.draft(15.1)
     assert draft is not None
     assert draft.departed == ("b",)
+
+
+def test_who_left_a_broken_world_is_not_called_lost_by_the_next_leader() -> None:
+    stage = Stage(1)
+    actors = [stage.arrive() for _ in range(4)]
+    take_over(stage, actors[0])
+    for actor in actors:
+        actor.listen()
+    actors[3].leave(Reason.WITHDREW)
+    stage.lead()
+    take_over(stage, actors[1])
+    assert stage.leading is not None
+    assert not [turn for turn in stage.leading.turns if turn.losses]
+    assert dict(stage.leading.run.crashes.items()) == {}
+
+
+def test_a_crash_counts_once_however_often_another_takes_over() -> None:
+    stage = Stage(1)
+    actors = [stage.arrive() for _ in range(4)]
+    take_over(stage, actors[0])
+    for actor in actors:
+        actor.listen()
+    stage.die(actors[3])
+    stage.expire(actors[3])
+    stage.lead()
+    for actor in actors[1:3]:
+        take_over(stage, actor)
+        assert [(crash.name, crash.count) for crash in stage.boards[-1].crashes] == [("n4", 1)]
+    stage.die(actors[0])
+    stage.expire(actors[0])
+    take_over(stage, actors[1])
+    assert sorted((crash.name, crash.count) for crash in stage.boards[-1].crashes) == [("n1", 1), ("n4", 1)]
+
+
+def take_over(stage: Stage, actor: Actor) -> None:
+    """Somebody takes the run over from what is in etcd, and writes what is to be written."""
+    stage.now += 1
+    stage.leader_name = actor.id
+    stage.adopt()
+    stage.lead()
+
+
+def test_ranks_that_went_together_take_little_space() -> None:
+    assert spans([]) == ()
+    assert spans([0, 1, 2, 5, 7, 8]) == ((0, 2), (5, 5), (7, 8))
+    assert len(msgspec.json.encode(spans(range(10_000)))) < 20

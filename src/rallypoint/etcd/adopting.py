@@ -42,8 +42,12 @@ def adopt(
     else:
         run = _run(run_id, board, estate, now)
         folded = board.world.folded if board.world is not None else 0
-        # What members said up to then led to the world that they are in.
-        known = tuple(Word(seated.node.id, b"", seated.created, folded) for seated in estate.roster)
+        # What members said up to then led to the world that they are in.  Who is known to have gone from it is not known.
+        known = tuple(
+            Word(seated.node.id, b"", seated.created, folded)
+            for seated in estate.roster
+            if seated.node.id in run.active
+        )
     leading = Leading(run, mint, policies, shown=board, known=known)
     leading.take_all(estate.words, estate.wishes, estate.revision, now)
     return leading
@@ -79,6 +83,7 @@ def _run(run_id: str, board: Board, estate: Estate, now: float) -> Run:
         members = tuple(seated.node for seated in roster)
         world = World(board.incarnation, sealing.round, sealing.seal_id, members, now)
     ranks = Table.build((seated.node.id, rank) for rank, seated in enumerate(roster))
+    gone = {rank for first, last in board.gone for rank in range(first, min(last + 1, len(roster)))}
     gathering = board.phase is Phase.GATHERING
     return Run(
         run_id=run_id,
@@ -89,7 +94,7 @@ def _run(run_id: str, board: Board, estate: Estate, now: float) -> Run:
         round=board.round,
         world=world,
         ranks=ranks,
-        active=ranks,
+        active=Table.build((node_id, rank) for node_id, rank in ranks.items() if rank not in gone) if gone else ranks,
         finished=Table.build((node_id, -1) for node_id in _finished_before(estate.words, ranks)),
         crashes=Table.build((crash.name, Crash(crash.count, now - crash.ago_s)) for crash in board.crashes),
         regroup_ends=now + board.settings.regroup_s if gathering and world is not None else None,

@@ -53,7 +53,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a run stands.  `token` makes each writing unique; `lease` is the run's own (rule 14: it outlives leaders).
 
     `why` is what those who wait are told, `broken` why the world is over, `waiting` how many newcomers it could admit;
-    `successors` are the few nodes that watch the leader.
+    `successors` are the few nodes that watch the leader.  `gone` are those ranks of the broken world, from the first to
+    the last of each span, whose members have left or were lost: no later leader is to count that again.
     """
 
     token: Token
@@ -71,6 +72,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: Ended | None = None
     successors: tuple[Name, ...] = ()
     crashes: tuple[Crashes, ...] = ()
+    gone: tuple[tuple[Count, Count], ...] = ()
 
 
 class Seated(msgspec.Struct, frozen=True):
@@ -78,6 +80,17 @@ class Seated(msgspec.Struct, frozen=True):
 
     node: Node
     created: int
+
+
+def spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending ranks as spans: many of them that went together take little space."""
+    found: list[tuple[int, int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank - 1:
+            found[-1] = (found[-1][0], rank)
+        else:
+            found.append((rank, rank))
+    return tuple(found)
 
 
 _BOARD = msgspec.json.Decoder(Board)

@@ -18,7 +18,7 @@ from rallypoint.core.model import Phase, Reason, Run, World
 from rallypoint.core.notices import Broken, KeepWaiting, Notice, Refused, Said, Sealed, place
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousStateError
-from rallypoint.etcd.board import Board, Crashes, Ended, Sealing, Seated, encode_roster
+from rallypoint.etcd.board import Board, Crashes, Ended, Sealing, Seated, encode_roster, spans
 from rallypoint.etcd.heirs import heirs
 
 MOST_CRASHES = 64
@@ -323,6 +323,7 @@ class Leading:
             ended=Ended(closing.ending, closing.why) if closing is not None else None,
             successors=heirs(run, self.leader),
             crashes=_crashes(run, now),
+            gone=_gone(run),
         )
 
 
@@ -356,6 +357,15 @@ def _timeless(why: str) -> str:
 def _crashes(run: Run, now: float) -> tuple[Crashes, ...]:
     latest = sorted(run.crashes.items(), key=lambda item: -item[1].last)[:MOST_CRASHES]
     return tuple(Crashes(name, crash.count, max(now - crash.last, 0.0)) for name, crash in latest)
+
+
+def _gone(run: Run) -> tuple[tuple[int, int], ...]:
+    """Which ranks of a broken world are neither awaited nor back nor done."""
+    world = run.world
+    if world is None or run.phase is not Phase.GATHERING or len(run.active) + len(run.returned) >= world.size:
+        return ()
+    here = (run.active, run.returned, run.finished)
+    return spans(rank for rank, node in enumerate(world.members) if not any(node.id in table for table in here))
 
 
 def _remark(run: Run, now: float) -> str:

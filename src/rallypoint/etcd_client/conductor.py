@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,13 +84,16 @@ class Watcher:
         self._stream: Conversation | None = None
         self._failures = 0
         self._open_at = 0.0
+        self._is_over = False
         self._tries = Tries(hub.endpoints)
         hub.suspicions.append(lambda endpoint: self._inbox.put(lambda: self._suspect(endpoint)))
-        threading.Thread(target=self._run, name="etcd-watches", daemon=True).start()
+        hub.start(self._run, "etcd-watches")
 
     def add(self, mailbox: Mailbox) -> None:
         """Begin a watch; one that begins with a snapshot waits until it was read."""
         self._inbox.put(partial(self._add, mailbox))
+        if self._is_over:
+            mailbox.put(_closed())
 
     def remove(self, mailbox: Mailbox) -> None:
         """End a watch."""
@@ -103,18 +105,27 @@ class Watcher:
 
     def close(self) -> None:
         """End all watches."""
-        self._inbox.put(lambda: self._end(EtcdClosedError("the client was closed")))
+        self._inbox.put(self._close)
 
     # The conductor's thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._hub.closing.is_set() or self._mailboxes:
+        while not self._is_over:
             try:
                 self._next()()
             except Exception as problem:  # noqa: PERF203  # a mistake of our own is not to cost all watches their events
                 log.exception("the conductor of the watches stumbled, and goes on")
                 self._stumbled(problem)
+        while not self._inbox.empty():  # who came at the last moment
+            with suppress(Exception):
+                self._inbox.get()()
+        for mailbox in self._mailboxes.values():
+            mailbox.put(_closed())
+        self._mailboxes.clear()
         self._hang_up()
+
+    def _close(self) -> None:
+        self._is_over = True
 
     def _stumbled(self, problem: Exception) -> None:
         """Nobody knows how far it came: go on over a new stream, where every watch says what it needs next."""
@@ -122,10 +133,6 @@ class Watcher:
         self._failures += 1
         with suppress(Exception):
             self._hang_up()
-        if self._hub.closing.is_set():  # nobody will tell them later
-            for mailbox in self._mailboxes.values():
-                mailbox.items.put(EtcdClosedError("the client was closed"))
-            self._mailboxes.clear()
         self._hub.closing.wait(_STUMBLE_PAUSE_S)
         self._open_at = time.monotonic()
 
@@ -276,3 +283,7 @@ class Watcher:
             self._end(refusal)
         except EtcdError as problem:
             self.trouble = f"no watch stream: {problem}"
+
+
+def _closed() -> EtcdClosedError:
+    return EtcdClosedError("the client was closed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable
 
@@ -35,7 +34,7 @@ class Conversation:
         self._stream = hub.lines.to(endpoint).stream(method, iter(self._requests.get, None), metadata)
         name = f"etcd-{method.rpartition('/')[2].lower()}-reader"
         try:
-            threading.Thread(target=self._read, name=name, daemon=True).start()
+            hub.start(self._read, name)
         except RuntimeError as problem:  # no more threads for the moment
             self.hang_up()
             raise CallFailedError("UNAVAILABLE", str(problem)) from problem

@@ -6,6 +6,7 @@ unless the caller says that it may be: it may have happened.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import threading
@@ -42,6 +43,7 @@ _SHORTEST_TRY_S = 0.5
 _LONGEST_TRY_S = 2.5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOGINS = 2
+_END_S = 1.0
 _SENT_BEFORE = "; it had been sent before, and that answer was lost: the earlier one may have happened"
 
 M = TypeVar("M", bound=Message)
@@ -94,6 +96,8 @@ class Hub:
         self._refusals, self._refusal = 0, ""  # how often none was given, and why at last
         self._parts: dict[type[Any], Any] = {}
         self._parts_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._threads_lock = threading.Lock()
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -284,16 +288,39 @@ class Hub:
             part: P = self._parts[kind]
             return part
 
+    def start(self, run: Callable[[], None], name: str) -> None:
+        """A thread that belongs to this hub; RuntimeError where there is none to be had."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        with self._threads_lock:
+            self._threads = [*(other for other in self._threads if other.is_alive()), thread]
+
+    def fall_silent(self) -> None:
+        """End leases' renewals and watches, and wait for their threads; calls are still possible."""
+        self._close_parts()
+        self._await_threads()
+
     def close(self) -> None:
         """End everything; keys and leases stay as they are."""
         if self.pid != os.getpid():
             return
         self.closing.set()
+        self._close_parts()
+        self.lines.close()
+        self._await_threads()
+
+    def _close_parts(self) -> None:
         with self._parts_lock:
             parts = list(self._parts.values())
         for part in parts:
             part.close()
-        self.lines.close()
+
+    def _await_threads(self) -> None:
+        """A daemon that the end of the process catches within a lock of grpc's leaves it locked, and the end waits for it."""
+        deadline = time.monotonic() + _END_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0))
 
 
 def _try_s(endpoints: int, timeout_s: float, rounds: int) -> float:
@@ -341,4 +368,11 @@ def _renew_lock() -> None:
     _lock = threading.Lock()
 
 
+def _fall_silent() -> None:
+    for hub, _ in list(_hubs.values()):
+        if hub.pid == os.getpid():
+            hub.fall_silent()
+
+
 os.register_at_fork(after_in_child=_renew_lock)
+atexit.register(_fall_silent)

@@ -11,7 +11,6 @@ import heapq
 import itertools
 import logging
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -47,7 +46,7 @@ class Keeper:
         self._stream: Conversation | None = None
         self._count = itertools.count()
         self._is_over = False
-        threading.Thread(target=self._run, name="etcd-leases", daemon=True).start()
+        hub.start(self._run, "etcd-leases")
 
     def keep(self, lease: Lease) -> None:
         """Renew it from now on."""
@@ -217,7 +216,7 @@ class Keeper:
         if judgement.verdict is Verdict.LOGIN and self._hub.user is not None:
             # It takes its time; the renewals do not wait for it.  Without a thread to be had, the next failure asks again.
             with suppress(RuntimeError):
-                threading.Thread(target=self._login, args=(logins,), name="etcd-login", daemon=True).start()
+                self._hub.start(partial(self._login, logins), "etcd-login")
         else:
             self._hub.failed(endpoint)
 

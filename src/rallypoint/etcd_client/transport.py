@@ -163,14 +163,25 @@ class Stream:
         self._call = call
 
     def __iter__(self) -> Iterator[bytes]:
+        problem: CallFailedError | None = None
         try:
             yield from self._call
         except self._grpc.RpcError as failure:
-            raise _failed(failure) from failure
+            problem = _failed(failure)
+            # grpc's call is its own exception.  It must be gone when it is over: one that is left to the collection of
+            # garbage may be collected at the end of the process, and wait there for a lock that a thread held which is
+            # no more.
+            failure.__traceback__ = None
+        finally:
+            self._call = None
+        if problem is not None:
+            raise problem
 
     def cancel(self) -> None:
         """End the conversation; whoever iterates hears of it."""
-        self._call.cancel()
+        call = self._call
+        if call is not None:
+            call.cancel()
 
 
 def _failed(failure: Any) -> CallFailedError:
