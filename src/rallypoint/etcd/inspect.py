@@ -8,7 +8,7 @@ import time
 from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node, Run
 from rallypoint.core.node import View
-from rallypoint.errors import RendezvousError, RendezvousStateError
+from rallypoint.errors import RendezvousStateError
 from rallypoint.etcd import estate
 from rallypoint.etcd.adopting import adopt
 from rallypoint.etcd.keys import Keys
@@ -16,7 +16,7 @@ from rallypoint.etcd.leading import message_of
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.membership.identity import mint_id
-from rallypoint.membership.report import RunLine, RunReport, line_of, nodes_of
+from rallypoint.membership.report import RunLine, RunReport, has_finished, line_of, node_to_evict, nodes_of
 
 _LEASE_S = 5
 
@@ -62,24 +62,17 @@ def evict(client: EtcdClient, prefix: str, run_id: str, name: str) -> bool:
     The newest where several have the name.  False where there is no such node; `RendezvousError` where it has finished.
     """
     run = _run(client, prefix, run_id)
-    named = [node for node in nodes_of(run) if name in (node.id, node.name)] if run is not None else []
-    here = [node for node in named if run is not None and node.id not in run.finished]
-    if named and not here:
-        raise _has_finished(name, run_id)
+    node_id = node_to_evict(run, name) if run is not None else None
     keys = Keys(prefix, run_id)
-    found = client.get(keys.node(here[-1].id)) if here else None
+    found = client.get(keys.node(node_id)) if node_id is not None else None
     word = estate.saying_of(keys, found) if found is not None else None
     if found is None or word is None or not found.lease:
         return False
     if not isinstance(message_of(word), Joined):
         # A last word hangs on the lease that all of the run hangs on.
-        raise _has_finished(name, run_id)
+        raise has_finished(run_id, name)
     client.revoke(found.lease)
     return True
-
-
-def _has_finished(name: str, run_id: str) -> RendezvousError:
-    return RendezvousError(f"node {name!r} of run {run_id!r} has finished or left already: there is nobody to evict")
 
 
 def _run_ids(client: EtcdClient, prefix: str) -> list[str]:

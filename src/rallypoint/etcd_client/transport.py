@@ -11,7 +11,9 @@ from typing import Any
 from rallypoint.etcd_client.endpoints import Tls
 from rallypoint.etcd_client.errors import EtcdForkError, EtcdMissingError
 
-FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+# grpc reads them when it is imported.  Its own fork handlers make children of fork hang; and it would write lines of its
+# own beside our sentences, which have in them what is worth knowing.
+_VARIABLES = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
 
 # Only all three together notice a server that is there and silent; pings more often than every 5 s are an offence to
 # etcd.  Any other traffic takes their place.
@@ -49,18 +51,18 @@ def load_grpc() -> ModuleType:
     """The module grpc, or an error that says how to get it."""
     global _used_by  # noqa: PLW0603  # what a fork breaks belongs to the process
     check_process(_used_by)
-    chosen = os.environ.get(FORK_VARIABLE)
+    unset = [name for name in _VARIABLES if name not in os.environ]
     try:
-        # grpc's own fork handlers make children of fork hang; it reads this when it is imported.
-        os.environ.setdefault(FORK_VARIABLE, "0")
+        for name in unset:
+            os.environ[name] = _VARIABLES[name]
         import grpc
     except ImportError as problem:
         raise EtcdMissingError(
             f"etcd is reached through grpcio, which is not installed ({problem}); install it: pip install 'rallypoint[etcd]'"
         ) from problem
     finally:
-        if chosen is None:
-            os.environ.pop(FORK_VARIABLE, None)
+        for name in unset:
+            os.environ.pop(name, None)
     _used_by = os.getpid()
     return grpc  # type: ignore[no-any-return]
 

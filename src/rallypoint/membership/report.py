@@ -8,6 +8,7 @@ import msgspec
 
 from rallypoint.core import transition
 from rallypoint.core.model import Run
+from rallypoint.errors import RendezvousError
 
 
 class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,6 +60,18 @@ def nodes_of(run: Run) -> Iterator[NodeLine]:
         yield NodeLine(node_id.partition(".")[0], node_id, "finished")
 
 
-def find_node(run: Run, name: str) -> str | None:
-    """The id of the node with this id or name; the newest where several have the name."""
-    return next((node.id for node in reversed(list(nodes_of(run))) if name in (node.id, node.name)), None)
+def node_to_evict(run: Run, name: str) -> str | None:
+    """The id of the node with this id or name, the newest where several have the name; None where there is none.
+
+    `RendezvousError` where it has finished: there is nobody left who could be evicted.
+    """
+    named = [node.id for node in nodes_of(run) if name in (node.id, node.name)]
+    here = [node_id for node_id in named if node_id not in run.finished]
+    if named and not here:
+        raise has_finished(run.run_id, name)
+    return here[-1] if here else None
+
+
+def has_finished(run_id: str, name: str) -> RendezvousError:
+    """For who would evict a node that is done."""
+    return RendezvousError(f"node {name!r} of run {run_id!r} has finished or left already: there is nobody to evict")

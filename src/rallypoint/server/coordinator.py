@@ -16,8 +16,8 @@ from rallypoint.core.clock import LOOK_S, AwakeClock, look
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
 from rallypoint.core.model import Run
 from rallypoint.core.ranks import POLICIES, RankPolicy
-from rallypoint.errors import RendezvousStateError
-from rallypoint.membership.report import find_node
+from rallypoint.errors import RendezvousError, RendezvousStateError
+from rallypoint.membership.report import node_to_evict
 from rallypoint.server import pace, protocol, queries
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Runs, Turn
@@ -295,7 +295,10 @@ class Coordinator:
         if isinstance(ask, protocol.AskClose):
             event: CloseAsked | Lost = CloseAsked(by="an administrator", why=ask.why or "an administrator closed it")
         else:
-            node_id = find_node(authority.run, ask.node)
+            try:
+                node_id = node_to_evict(authority.run, ask.node)
+            except RendezvousError as refusal:
+                return protocol.Done(ask.number, False, str(refusal))
             if node_id is None:
                 return protocol.Done(ask.number, False, f"there is no node {ask.node!r} in run {ask.run_id!r}")
             event = Lost(node_id, "an administrator evicted it")

@@ -1,0 +1,32 @@
+"""Who is meant by a name, where somebody is to be evicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.core.model import Node, Run, Waiter
+from rallypoint.core.table import Table
+from rallypoint.errors import RendezvousError
+from rallypoint.membership.report import node_to_evict
+
+
+def run(*waiting: str, finished: tuple[str, ...] = ()) -> Run:
+    nodes = [Node(id=node_id, name=node_id.partition(".")[0]) for node_id in waiting]
+    return Run(
+        run_id="llama",
+        queue=Table.build((node.id, Waiter(node, arrival)) for arrival, node in enumerate(nodes)),
+        finished=Table.build((node_id, -1) for node_id in finished),
+    )
+
+
+def test_one_who_has_finished_hides_nobody_of_the_same_name() -> None:
+    assert node_to_evict(run("a.x_1", "b.y_1", finished=("a.w_1",)), "a") == "a.x_1"
+    assert node_to_evict(run("a.x_1", "a.x_2"), "a") == "a.x_2", "the newest"
+    assert node_to_evict(run("a.x_1", "a.x_2"), "a.x_1") == "a.x_1"
+    assert node_to_evict(run("a.x_1"), "c") is None
+
+
+def test_who_has_finished_is_not_evicted() -> None:
+    words = "node 'a' of run 'llama' has finished or left already: there is nobody to evict"
+    with pytest.raises(RendezvousError, match=words):
+        node_to_evict(run("b.y_1", finished=("a.w_1",)), "a")
