@@ -70,12 +70,12 @@ def test_a_last_word_that_was_lost_with_the_lease_was_not_heard(
     lease, say = link._lease, link._say_left
     assert lease is not None
 
-    def loses_its_lease(message: Left) -> None:
+    def loses_its_lease(message: Left) -> bool:
         observer.client.revoke(lease.id)
         if noticed == "at once":
             until(lease.lost.is_set, "it hears of it first")
             lease.check()
-        say(message)
+        return say(message)
 
     monkeypatch.setattr(link, "_say_left", loses_its_lease)
     assert not quitter.leave(Reason.FINISHED, patience_s=20.0)
@@ -91,9 +91,8 @@ def test_a_last_word_is_heard_though_the_leader_was_quicker_than_the_answer(
     link = link_of(quitter)
     say = link._say_left
 
-    def says_twice(message: Left) -> None:
-        say(message)
-        say(message)
+    def says_twice(message: Left) -> bool:
+        return say(message) and say(message)
 
     monkeypatch.setattr(link, "_say_left", says_twice)
     assert quitter.leave(Reason.FINISHED, patience_s=20.0)
@@ -128,3 +127,17 @@ def test_a_wish_that_went_with_its_lease_was_not_granted(
     assert still.phase is Phase.SEALED
     b.ask("close", "closed")
     a.changed()
+
+
+def test_who_leaves_a_run_of_which_everything_was_deleted_does_not_wait_for_ever(
+    cluster: Cluster, run: str, observer: Observer, ends: ExitStack
+) -> None:
+    a, b = member(cluster.endpoints, run, Bounds(2, 2)), member(cluster.endpoints, run, Bounds(2, 2), "b")
+    joined(ends, a, b)
+    observer.client.delete(observer.keys.run, prefix=True)
+    for link in (link_of(a), link_of(b)):
+        until(lambda link=link: link._reading.board is None, "it hears of that")  # type: ignore[misc]
+    quitter = a if a.view.world is not None and a.view.world.rank == 1 else b  # who has rank 0 waits for the others
+    began = time.monotonic()
+    assert not quitter.leave(Reason.FINISHED, patience_s=60.0), "its word was heard by nobody"
+    assert time.monotonic() - began < 30.0

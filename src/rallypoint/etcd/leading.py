@@ -275,8 +275,7 @@ class Leading:
     def _remark_due(self, board: Board, now: float) -> bool:
         shown = self._shown
         assert shown is not None, "the first board is news"
-        differs = _timeless(board.why) != _timeless(shown.why) or board.successors != shown.successors
-        return differs and now >= self._next_remark
+        return _remarks(board) != _remarks(shown) and now >= self._next_remark
 
     def written(self, draft: Draft, now: float) -> None:
         """All of a draft is in etcd."""
@@ -296,9 +295,7 @@ class Leading:
         """When something that is not urgent may be written; None where there is nothing."""
         if self._shown is None or not self.run.incarnation:
             return None
-        board = self._board(now)
-        waits = _timeless(board.why) != _timeless(self._shown.why) or board.successors != self._shown.successors
-        return self._next_remark if waits else None
+        return self._next_remark if _remarks(self._board(now)) != _remarks(self._shown) else None
 
     @property
     def _next_remark(self) -> float:
@@ -344,9 +341,14 @@ def _speaker(message: Joined | Left) -> str:
 
 
 def _news(board: Board) -> Board:
-    """What of a board is news: all but its sentence, who may succeed, and how long ago crashes were."""
+    """What of a board is news: all but its sentence, who may succeed, who has gone, and how long ago crashes were."""
     crashes = tuple(Crashes(crash.name, crash.count, 0.0) for crash in board.crashes)
-    return msgspec.structs.replace(board, token="", why="", successors=(), crashes=crashes)
+    return msgspec.structs.replace(board, token="", why="", successors=(), gone=(), crashes=crashes)
+
+
+def _remarks(board: Board) -> tuple[object, ...]:
+    """What of a board may wait a little, because it changes often: everybody is sent all of it."""
+    return _timeless(board.why), board.successors, board.gone
 
 
 def _timeless(why: str) -> str:

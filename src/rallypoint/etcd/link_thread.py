@@ -53,6 +53,9 @@ _FIRST_RETRY_S = 0.05
 HURRY_S = 2.0
 """How long each of the last steps of a link may take."""
 
+_AGAIN_S = 0.1
+"""How soon a last word is tried again."""
+
 _LAST_WORD_S = 1.0
 """How long the end of a run waits for what this node was told before: whether it stood by, and so ends well."""
 
@@ -88,7 +91,8 @@ class LinkThread:
         self._ending = False
         # What is to be written, and what was.
         self._to_say: Joined | Left | None = None
-        self._unsaid = False  # whether a last word was lost with the node's lease
+        self._unsaid = False  # whether a last word was lost, with the node's lease or all of the run
+        self._board_by = 0.0  # until when a last word waits for a board that is gone
         self._said_at = 0
         self._lease: Lease | None = None
         self._in_doubt = False
@@ -170,7 +174,8 @@ class LinkThread:
         if lease is not None and lease.remaining_s() <= 0 and lease.trouble is not None:
             self._fail(lease.trouble)
         self._change(lambda view: core.passed(view, now))
-        return min(self._succession.look_at - now, self._look_up_at - now, self._lease_ttl_s)
+        soon_s = _AGAIN_S if self._to_say is not None else self._lease_ttl_s
+        return min(self._succession.look_at - now, self._look_up_at - now, soon_s)
 
     # What the node says -------------------------------------------------------------------------------------------
 
@@ -178,8 +183,8 @@ class LinkThread:
         message = self._to_say
         if isinstance(message, Joined):
             self._say_join(message)
-        elif message is not None:
-            self._say_left(message)
+        elif message is not None and not self._say_left(message):
+            return  # it is said in a moment, or not at all
         with self.changed:
             if self._to_say is message:
                 self._to_say = None
@@ -212,29 +217,44 @@ class LinkThread:
         """How many nodes there are, as far as one knows."""
         return self._view.world.size if self._view.world is not None else self._view.bounds.max
 
-    def _say_left(self, message: Left) -> None:
-        """The word outlives the node, on the run's own lease; so whoever leads will find it (rule 8)."""
+    def _say_left(self, message: Left) -> bool:
+        """The word outlives the node, on the run's own lease; so whoever leads will find it (rule 8).
+
+        False where it is to be tried again in a moment.
+        """
         lease, board = self._lease, self._reading.board
         if lease is None or not self._said_at or (board is not None and board.ended is not None):
-            return
-        key = self._keys.node(message.node_id)
+            return True
         if board is None and message.seal_id:
-            self._reading.look()
-            if self._reading.board is None:
-                raise EtcdUnavailableError(
-                    "the board of this run is gone from etcd: its leader is about to write it anew"
-                )
-            board = self._reading.board
+            return self._board_stays_away()
+        key = self._keys.node(message.node_id)
         # Before there is a run, nobody has taken the node in yet, and it is enough that it takes its word back.
         last = delete_op(key) if board is None else put_op(key, codec.encode_message(message), lease=board.lease)
         try:
             outcome = self._client.transaction([compare(key, lease=lease.id)], [last], again=True)
-        except EtcdLeaseLostError as exc:
-            self._reading.look()  # the run has ended meanwhile, or was deleted, and is to be written anew
-            raise EtcdUnavailableError(f"the lease of this run is gone: {exc}") from exc
+        except EtcdLeaseLostError:
+            return self._board_stays_away()
         if not outcome.succeeded and self._client.time_to_live(lease).ttl <= 0:
             raise EtcdLeaseLostError(f"lease {lease.id:x} has expired or was revoked")
         self._said_at = outcome.revision
+        return True
+
+    def _board_stays_away(self) -> bool:
+        """The board is gone, or the lease that it hangs on: the run has ended, or its leader is about to write it anew.
+
+        Whoever has a last word waits for that, but not for ever: all of the run may have been deleted, its leader too.
+        """
+        for _ in self._reading.news():  # what has arrived comes before what is there now
+            self._hear()
+        board = self._reading.board
+        if board is not None and board.ended is not None:
+            return True
+        self._reading.look()
+        if not self._board_by:
+            self._board_by = time.monotonic() + 2 * self._lease_ttl_s
+            log.info("run %r: its board is gone from etcd; its leader may be about to write it anew", self._run_id)
+        self._unsaid = time.monotonic() >= self._board_by
+        return self._unsaid
 
     def _say_wish(self) -> None:
         if self._to_wish:
@@ -323,7 +343,7 @@ class LinkThread:
 
     def _ask(self) -> None:
         """Something is asked of the link, with `changed` held: what was refused before is forgotten."""
-        self._refusal, self._unsaid = None, False
+        self._refusal, self._unsaid, self._board_by = None, False, 0.0
         self._asked += 1
 
     def _refuse(self, why: str, asked: int) -> None:

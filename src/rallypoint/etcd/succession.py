@@ -28,7 +28,7 @@ _PAUSE_S = 0.5
 """How long a leader that could not lead pauses before it tries again."""
 
 _LOOKS_A_SECOND = 50
-"""How often all nodes of a run together look at most whether somebody leads."""
+"""How often all nodes of a run together look whether somebody leads, unless that is seldom for each of them."""
 _LONGEST_S = 30.0
 """A run may be for many more nodes than have come."""
 

@@ -6,7 +6,6 @@ unless the caller says that it may be: it may have happened.
 
 from __future__ import annotations
 
-import atexit
 import os
 import random
 import threading
@@ -295,28 +294,20 @@ class Hub:
         with self._threads_lock:
             self._threads = [*(other for other in self._threads if other.is_alive()), thread]
 
-    def fall_silent(self) -> None:
-        """End leases' renewals and watches, and wait for their threads; calls are still possible."""
-        self._close_parts()
-        self._await_threads()
-
     def close(self) -> None:
         """End everything; keys and leases stay as they are."""
         if self.pid != os.getpid():
             return
         self.closing.set()
-        self._close_parts()
-        self.lines.close()
-        self._await_threads()
-
-    def _close_parts(self) -> None:
         with self._parts_lock:
             parts = list(self._parts.values())
         for part in parts:
             part.close()
+        self.lines.close()
+        self._await_threads()
 
     def _await_threads(self) -> None:
-        """A daemon that the end of the process catches within a lock of grpc's leaves it locked, and the end waits for it."""
+        """What a thread still holds of grpc's is gone when it ends, and need not be collected at the end of the process."""
         deadline = time.monotonic() + _END_S
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -368,11 +359,4 @@ def _renew_lock() -> None:
     _lock = threading.Lock()
 
 
-def _fall_silent() -> None:
-    for hub, _ in list(_hubs.values()):
-        if hub.pid == os.getpid():
-            hub.fall_silent()
-
-
 os.register_at_fork(after_in_child=_renew_lock)
-atexit.register(_fall_silent)

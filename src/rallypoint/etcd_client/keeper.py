@@ -74,7 +74,8 @@ class Keeper:
         except queue.Empty:
             message = self._look
         message()
-        self._look()
+        if not self._is_over:
+            self._look()
 
     def _stumbled(self, problem: Exception) -> None:
         """Nobody knows how far it came: all are to be renewed, over a new stream."""

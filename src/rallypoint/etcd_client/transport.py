@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -63,8 +65,19 @@ def load_grpc() -> ModuleType:
     finally:
         for name in unset:
             os.environ.pop(name, None)
+    if _used_by is None:
+        atexit.register(_leave_streams_alone)
     _used_by = os.getpid()
     return grpc  # type: ignore[no-any-return]
+
+
+def _leave_streams_alone() -> None:
+    """A stream of grpc's that is collected waits for its lock; when the process ends, for ever, if a thread held it that is
+    no more.  There is nothing to be tidied up any more by then.
+    """
+    streams = getattr(sys.modules.get("grpc._channel"), "_Rendezvous", None)
+    if streams is not None:
+        streams.__del__ = lambda _: None
 
 
 def check_process(opened_in: int | None) -> None:
