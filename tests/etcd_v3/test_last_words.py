@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -141,3 +144,22 @@ def test_who_leaves_a_run_of_which_everything_was_deleted_does_not_wait_for_ever
     began = time.monotonic()
     assert not quitter.leave(Reason.FINISHED, patience_s=60.0), "its word was heard by nobody"
     assert time.monotonic() - began < 30.0
+
+
+ENDING = """
+    import atexit, sys
+    def bye() -> None:
+        print(handler.shutdown())
+    atexit.register(bye)  # before anything of etcd's client is imported
+    from rallypoint.elastic.api import RendezvousParameters
+    from rallypoint.elastic.etcd_v3_handler import create_handler
+    endpoint, run = sys.argv[1:]
+    handler = create_handler(RendezvousParameters("etcd-v3", endpoint, run, 1, 1, "127.0.0.1"))
+    print(handler.next_rendezvous().world_size, flush=True)
+"""
+
+
+def test_a_handler_that_is_shut_down_by_the_end_of_the_process_has_finished(cluster: Cluster, run: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ENDING), cluster.endpoints, run]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("1\nTrue\n", "")
