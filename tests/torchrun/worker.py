@@ -18,7 +18,10 @@ def tell(event: str) -> None:
     place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     master = f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}"
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    print(json.dumps({"event": event, **place, "pid": os.getpid(), "restarts": restarts, "master": master}), flush=True)
+    said = json.dumps({"event": event, **place, "pid": os.getpid(), "restarts": restarts, "master": master})
+    # At once: torchrun starts workers unbuffered, and a line feed that `print` writes by itself may come late, behind what
+    # another worker says.
+    os.write(1, f"{said}\n".encode())
 
 
 def main() -> None:
