@@ -170,7 +170,9 @@ class Watcher:
         endpoint = self._hub.rotation.current
         try:
             metadata = self._hub.metadata(_LOGIN_S)
-            self._stream = Conversation(self._hub, endpoint, WATCH, metadata, hear=self._hear, broke=self._broke)
+            self._stream = Conversation(
+                self._hub, endpoint, WATCH, metadata, self._inbox, hear=self._heard, broke=self._over
+            )
         except CallFailedError as failure:
             self._note(endpoint, failure.code, failure.details)
         except EtcdAuthError as refusal:
@@ -179,13 +181,6 @@ class Watcher:
             self._note(endpoint, "UNAVAILABLE", str(problem))
         else:
             self._do(self._book.opened())
-
-    def _hear(self, stream: Conversation, data: bytes) -> None:
-        """On the reader's thread, as is the next."""
-        self._inbox.put(partial(self._heard, stream, data))
-
-    def _broke(self, stream: Conversation, code: str, details: str) -> None:
-        self._inbox.put(partial(self._over, stream, code, details))
 
     def _heard(self, stream: Conversation, data: bytes) -> None:
         """The stream said something."""

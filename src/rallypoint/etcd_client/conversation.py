@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rallypoint.etcd_client.hub import Hub, Metadata
 from rallypoint.etcd_client.transport import CallFailedError
@@ -12,7 +13,7 @@ from rallypoint.etcd_client.wire import Message, encode
 
 
 class Conversation:
-    """`hear` and `broke` are called on the reader's thread; all else belongs to the thread of whoever opened it."""
+    """It belongs to the thread of whoever opened it.  What it says, and its end, are put into `inbox` as calls for it."""
 
     def __init__(
         self,
@@ -20,6 +21,7 @@ class Conversation:
         endpoint: str,
         method: str,
         metadata: Metadata,
+        inbox: queue.SimpleQueue[Callable[[], None]],
         *,
         hear: Callable[[Conversation, bytes], None],
         broke: Callable[[Conversation, str, str], None],
@@ -28,6 +30,7 @@ class Conversation:
         self.logins = hub.logins
         self.answer_by: float | None = None  # an answer is owed until then
         self.heard_at = time.monotonic()
+        self._inbox = inbox
         self._hear = hear
         self._broke = broke
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -66,9 +69,9 @@ class Conversation:
     def _read(self) -> None:
         try:
             for data in self._stream:
-                self._hear(self, data)
+                self._inbox.put(partial(self._hear, self, data))
         except CallFailedError as failure:
             code, details = failure.code, failure.details
         else:
             code, details = "UNAVAILABLE", "the member ended the stream"
-        self._broke(self, code, details)
+        self._inbox.put(partial(self._broke, self, code, details))

@@ -142,14 +142,7 @@ class Keeper:
     def _open(self, endpoint: str) -> Conversation:
         # Without a token for once, rather than wait for one: etcd may not ask for it, and says so if it does.
         metadata = self._hub.metadata(0, anonymous=self._hub.logins == 0)
-        return Conversation(self._hub, endpoint, KEEP_ALIVE, metadata, hear=self._hear, broke=self._broke)
-
-    def _hear(self, stream: Conversation, data: bytes) -> None:
-        """On the reader's thread, as is the next."""
-        self._inbox.put(partial(self._heard, stream, data))
-
-    def _broke(self, stream: Conversation, code: str, details: str) -> None:
-        self._inbox.put(partial(self._over, stream, code, details))
+        return Conversation(self._hub, endpoint, KEEP_ALIVE, metadata, self._inbox, hear=self._heard, broke=self._over)
 
     def _heard(self, stream: Conversation, data: bytes) -> None:
         if stream is not self._stream:
