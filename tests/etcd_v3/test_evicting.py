@@ -13,11 +13,12 @@ from tests.etcd.servers import Cluster
 from tests.etcd_v3.harness import PREFIX, EtcdNode, EtcdStage, Observer, undisturbed, until
 
 
-def form(stage: EtcdStage, cluster: Cluster, run: str, *names: str) -> list[EtcdNode]:
-    """A world of these nodes, by rank."""
+def form(stage: EtcdStage, cluster: Cluster, observer: Observer, *names: str) -> list[EtcdNode]:
+    """A world of these nodes, by rank; the first of them leads, so that nobody takes over when another one goes."""
     made = stage.nodes(*names)
     for node in made:
-        node.join(cluster.endpoints, f"1:{len(names)}", run, last_call_timeout=30.0)
+        node.join(cluster.endpoints, f"1:{len(names)}", observer.run, last_call_timeout=30.0)
+        observer.leading(made[:1])
     places = {id(node): node.placed(round=1, size=len(names)) for node in made}
     return sorted(made, key=lambda node: int(places[id(node)]["rank"]))
 
@@ -30,7 +31,7 @@ def test_who_has_finished_cannot_be_evicted_and_the_run_stays_as_it_is(
     stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """Its last word hangs on the lease of the run: that must not go with it."""
-    a, b, quitter = form(stage, cluster, run, "a", "b", "quitter")
+    a, b, quitter = form(stage, cluster, observer, "a", "b", "quitter")
     assert quitter.ask("finish", "left")["done"]
     until(lambda: observer.finished() == 1, "the leader knows")
     before = observer.everything()
@@ -45,9 +46,9 @@ def test_who_has_finished_cannot_be_evicted_and_the_run_stays_as_it_is(
 
 
 def test_a_live_node_is_evicted_though_one_of_its_name_has_finished(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    stage: EtcdStage, cluster: Cluster, observer: Observer
 ) -> None:
-    namesakes = form(stage, cluster, run, "a", "a", "b")
+    namesakes = form(stage, cluster, observer, "a", "a", "b")
     lives, quitter = (node for node in namesakes if node.name == "a")  # who has rank 0 stays for the others
     (b,) = (node for node in namesakes if node.name == "b")
     assert quitter.ask("finish", "left")["done"]
@@ -61,10 +62,8 @@ def test_a_live_node_is_evicted_though_one_of_its_name_has_finished(
     assert not evict(observer, "nobody")
 
 
-def test_an_id_names_one_node_among_those_of_one_name(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
-) -> None:
-    first, second = form(stage, cluster, run, "a", "a")
+def test_an_id_names_one_node_among_those_of_one_name(stage: EtcdStage, cluster: Cluster, observer: Observer) -> None:
+    first, second = form(stage, cluster, observer, "a", "a")
     victim, stays = first.standing()["node"], second.standing()["node"]
     assert evict(observer, victim)
     for node in (first, second):

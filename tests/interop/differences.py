@@ -99,6 +99,12 @@ DIFFERENCES: dict[str, Difference] = {
         "a private temporary file, as without one",
         "nobody means that",
     ),
+    "nameless machine": Difference(
+        "`c10d` where this machine's own name cannot be looked up",
+        "`socket.gaierror`",
+        "goes on: whether the endpoint is this machine is asked of the kernel",
+        "a missing line in `/etc/hosts` is no reason to stay away",
+    ),
     "static rank": Difference(
         "`static` with a rank outside the world",
         "accepted",

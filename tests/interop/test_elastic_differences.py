@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -221,6 +222,16 @@ def test_a_blank_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths[0] == "  "
     assert Path(paths[1]).name.startswith("rallypoint-")
     Path(paths[1]).unlink()
+
+
+@shows("nameless machine")
+def test_a_machine_whose_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "no.such.name.invalid")
+    outcomes = [
+        fails(lambda: Library(name).utils._matches_machine_hostname("192.0.2.77"))  # noqa: B023
+        for name in ("torch", "rallypoint")
+    ]
+    assert outcomes == ["gaierror", ""]
 
 
 @shows("static rank")
