@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -24,8 +25,8 @@ from rallypoint.etcd_client.messages import PutRequest, RangeRequest
 from rallypoint.etcd_client.wire import encode
 
 KEY, VALUE = b"bench/key", b"v" * 200
-TIMES = 500
-ROUNDS = 6
+SAMPLE_S = 0.7
+ROUNDS = 7
 THREADS = 32
 GOAL = 0.8
 
@@ -41,7 +42,7 @@ def run(console: Console, output: Path) -> None:
         for name in ("put", "get"):
             for threads in (1, THREADS):
                 rates = [(rate(theirs[name], threads), rate(ours[name], threads)) for _ in range(ROUNDS)]
-                bare, client_rate = max(bare for bare, _ in rates), max(our for _, our in rates)
+                bare, client_rate = median(bare for bare, _ in rates), median(our for _, our in rates)
                 label = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
                 table.add_row(
                     label, f"{bare:,.0f}", f"{client_rate:,.0f}", f"{client_rate / bare:.2f}", f"at least {GOAL}"
@@ -51,19 +52,26 @@ def run(console: Console, output: Path) -> None:
 
 def rate(call: Callable[[], object], threads: int) -> float:
     """Calls a second, all threads together."""
-    times = TIMES * 2 // threads if threads > 1 else TIMES
+    counts = [0] * threads
+    over = threading.Event()
+    ready = threading.Barrier(threads + 1)
 
-    def work() -> None:
-        for _ in range(times):
+    def work(place: int) -> None:
+        ready.wait()
+        while not over.is_set():
             call()
+            counts[place] += 1
 
-    crew = [threading.Thread(target=work) for _ in range(threads)]
-    began = time.monotonic()
+    crew = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
     for thread in crew:
         thread.start()
+    ready.wait()
+    began = time.monotonic()
+    over.wait(SAMPLE_S)
+    over.set()
     for thread in crew:
         thread.join()
-    return times * threads / (time.monotonic() - began)
+    return sum(counts) / (time.monotonic() - began)
 
 
 def bare_calls(endpoint: str) -> dict[str, Callable[[], object]]:

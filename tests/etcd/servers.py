@@ -19,12 +19,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rallypoint.elastic.etcd_v2_client import make_client
 
+# To Linux it is the thread that starts a process whose death ends it: one that lives as long as all of them.
+_STARTER = ThreadPoolExecutor(1, "starts-etcd")
 VERSIONS = ("3.4", "3.5")
 START_S = 60.0
 HOST = "127.0.0.1"
@@ -96,9 +99,11 @@ class Member:
     def start(self) -> None:
         """Start it, with the data that it had; it ends with this process, however that ends."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self.command], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            command = ["setpriv", "--pdeathsig", "KILL", *self.command]
+            starting = _STARTER.submit(
+                lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             )
+            self.process = starting.result()
 
     def kill(self) -> None:
         """SIGKILL; its data stays."""

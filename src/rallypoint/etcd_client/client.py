@@ -56,6 +56,7 @@ from rallypoint.etcd_client.watching import Watched
 from rallypoint.etcd_client.wire import decode
 
 _PAGE = 1000
+_RANGE = "/etcdserverpb.KV/Range"
 _GRANT = "/etcdserverpb.Lease/LeaseGrant"
 
 
@@ -111,7 +112,8 @@ class EtcdClient:
 
     def get(self, key: Text, *, revision: int = 0, timeout_s: float | None = None) -> KeyValue | None:
         """One key; None if it does not exist."""
-        found = self.range(key, revision=revision, timeout_s=timeout_s)
+        request = RangeRequest(*range_of(key), 0, revision)
+        found = self._open.call(_RANGE, request, RangeResponse, self._time(timeout_s))
         return found.kvs[0] if found.kvs else None
 
     def range(
@@ -135,9 +137,7 @@ class EtcdClient:
         request = RangeRequest(
             start, stop, limit, revision, serializable=serializable, keys_only=keys_only, count_only=count_only
         )
-        return self._open.call(
-            "/etcdserverpb.KV/Range", request, RangeResponse, self._time(timeout_s), leader=not serializable
-        )
+        return self._open.call(_RANGE, request, RangeResponse, self._time(timeout_s), leader=not serializable)
 
     def pages(
         self,
@@ -154,7 +154,7 @@ class EtcdClient:
         start, stop = range_of(key, prefix, end)
         while True:
             request = RangeRequest(start, stop, page, revision, keys_only=keys_only)
-            found = self._open.call("/etcdserverpb.KV/Range", request, RangeResponse, self._time(timeout_s))
+            found = self._open.call(_RANGE, request, RangeResponse, self._time(timeout_s))
             yield found
             if not found.more or not found.kvs:
                 return

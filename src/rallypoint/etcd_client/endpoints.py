@@ -113,12 +113,25 @@ class Rotation:
 
 
 class Tries:
-    """What each endpoint last answered to one request, for the sentence in the error."""
+    """One request that met with trouble: who was asked, and for the sentence in the error what each endpoint last said."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
+        self.asked: set[str] = set()  # in this round
+        self.rounds = 0
+        self.logins = 0
+        self.ambiguous = False  # it was sent, and its answer was lost
         self._endpoints = endpoints
         self._answers: dict[str, str] = {}
         self._hopeless: set[str] = set()
+
+    def all_asked(self, endpoint: str) -> bool:
+        """This one was asked, too; whether with it all have been, and a new round begins."""
+        self.asked.add(endpoint)
+        if len(self.asked) < len(self._endpoints):
+            return False
+        self.asked.clear()
+        self.rounds += 1
+        return True
 
     def note(self, endpoint: str, answer: str, *, hopeless: bool = False) -> None:
         """Remember an answer; a hopeless one will be the same next time."""

@@ -116,22 +116,22 @@ class Hub:
 
         What is `anonymous` goes without a token until etcd asks for one.
         """
-        check_process(self.pid)
         data = encode(request)
         endpoints = self.endpoints if only is None else (only,)
-        tries, asked, rounds, logins = Tries(endpoints), set[str](), 0, 0
         deadline = time.monotonic() + timeout_s
-        ambiguous = False
+        tries: Tries | None = None  # made with the first trouble, and most calls have none
         while True:
-            endpoint = self.rotation.after(asked) if only is None else only
+            endpoint = only or (self.rotation.after(tries.asked) if tries else self.rotation.line[0])
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self.closing.is_set():
-                raise self._no_answer(method, timeout_s, tries, ambiguous=ambiguous)
-            try_s = min(left_s, _try_s(len(endpoints), timeout_s, rounds))
+                raise self._no_answer(method, timeout_s, tries or Tries(endpoints))
+            try_s = min(left_s, _try_s(len(endpoints), timeout_s, tries.rounds if tries else 0))
             login, sent = self._login, False
             try:
-                line = self.lines.to(endpoint)
-                metadata = self.metadata(left_s, leader=leader, anonymous=anonymous)
+                line = self.lines.known.get(endpoint) or self.lines.to(endpoint)
+                metadata = _LEADER if leader else ()
+                if self.user is not None and not anonymous:
+                    metadata += self._present_token(left_s)
                 if kind is Kind.ONCE:
                     if endpoint not in self._proven:
                         self._prove(line, try_s)
@@ -141,35 +141,32 @@ class Hub:
                 self._proven.add(endpoint)
                 return found
             except EtcdMessageError as problem:
+                tries = tries or Tries(endpoints)
                 tries.note(endpoint, f"no answer of etcd's: {problem}", hopeless=True)
                 self.failed(endpoint)
             except CallFailedError as failure:
+                tries = tries or Tries(endpoints)
                 judgement = judge(failure.code, failure.details)
-                where = f"({_name(method)} at {endpoint})"
+                where = f"({_name(method)} at {endpoint}){_SENT_BEFORE if tries.ambiguous else ''}"
                 tries.note(endpoint, judgement.words, hopeless=judgement.verdict is Verdict.HOPELESS)
-                if ambiguous:
-                    where += _SENT_BEFORE
                 if judgement.verdict is Verdict.FINAL:
                     raise judgement.error(f"{judgement.words} {where}") from failure
                 if judgement.verdict is Verdict.LOGIN:
-                    logins += 1
-                    if self.user is None or method == AUTHENTICATE or logins > _LOGINS:
+                    tries.logins += 1
+                    if self.user is None or method == AUTHENTICATE or tries.logins > _LOGINS:
                         raise EtcdAuthError(f"{judgement.words} {where}") from failure
                     anonymous = False
                     self.login(login, deadline - time.monotonic())
                     continue
                 if self.failed(endpoint):
                     tries.note(endpoint, judgement.words)  # there is hope
-                ambiguous |= sent and kind is not Kind.READ and judgement.verdict is Verdict.MAYBE
-                if ambiguous and kind is Kind.ONCE:
-                    raise self._no_answer(method, timeout_s, tries, ambiguous=True) from failure
+                tries.ambiguous |= sent and kind is not Kind.READ and judgement.verdict is Verdict.MAYBE
+                if tries.ambiguous and kind is Kind.ONCE:
+                    raise self._no_answer(method, timeout_s, tries) from failure
             if tries.all_hopeless:
-                raise self._no_answer(method, timeout_s, tries, ambiguous=ambiguous)
-            asked.add(endpoint)
-            if len(asked) == len(endpoints):
-                asked.clear()
-                pause_s = _PAUSES_S[min(rounds, len(_PAUSES_S) - 1)] * random.uniform(0.5, 1.0)
-                rounds += 1
+                raise self._no_answer(method, timeout_s, tries)
+            if tries.all_asked(endpoint):
+                pause_s = _PAUSES_S[min(tries.rounds, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1.0)
                 self.closing.wait(min(pause_s, max(deadline - time.monotonic(), 0)))
 
     def _prove(self, line: Line, timeout_s: float) -> None:
@@ -212,8 +209,8 @@ class Hub:
             suspect(endpoint)
         return self.lines.renew()
 
-    def _no_answer(self, method: str, timeout_s: float, tries: Tries, *, ambiguous: bool) -> EtcdError:
-        if ambiguous:
+    def _no_answer(self, method: str, timeout_s: float, tries: Tries) -> EtcdError:
+        if tries.ambiguous:
             return EtcdAmbiguousError(
                 f"{_name(method)} was sent and its answer was lost: it may or may not have happened; read back before "
                 f"doing it again. {tries}"
@@ -226,11 +223,14 @@ class Hub:
 
     # The token --------------------------------------------------------------------------------------------------------
 
-    def metadata(self, timeout_s: float, *, leader: bool = True, anonymous: bool = False) -> Metadata:
-        """What is sent along with a call; the first one of a user fetches its token."""
-        if self.user is not None and not anonymous and self._login == 0:
+    def metadata(self, timeout_s: float, *, anonymous: bool = False) -> Metadata:
+        """What is sent along with a call or a stream; the first one of a user fetches its token."""
+        return _LEADER if self.user is None or anonymous else _LEADER + self._present_token(timeout_s)
+
+    def _present_token(self, timeout_s: float) -> Metadata:
+        if self._login == 0:
             self.login(0, timeout_s)
-        return (_LEADER if leader else ()) + (() if anonymous else self._token)
+        return self._token
 
     @property
     def logins(self) -> int:

@@ -39,7 +39,9 @@ class CompareTarget(IntEnum):
 
 
 class ResponseHeader(Message, frozen=True):
-    """Who answered, and at which revision of the whole store."""
+    """Who answered, and at which revision of the whole store: the same until somebody writes."""
+
+    RECURS = True
 
     cluster_id: Annotated[int, Tag(1, "uint64")] = 0
     member_id: Annotated[int, Tag(2, "uint64")] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -58,6 +58,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     A message holds numbers, bytes, text and older messages: there are no cycles that the collector would have to find.
     """
 
+    RECURS: ClassVar[bool] = False
+    """Whether the same one is likely to be read many times, so that the last ones are remembered."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -103,6 +106,7 @@ class Table:
     # By number and wire type together: a known number with another type is as good as unknown.
     by_key: dict[int, Line]
     by_short_key: tuple[Line | None, ...]  # those whose key has one byte: all but a few
+    recent: dict[bytes, Message] | None  # those that were read last, of a message that recurs
 
 
 _tables: dict[type[Message], Table] = {}
@@ -144,6 +148,7 @@ def _make_table(cls: type[Message]) -> Table:
         repeated=tuple(line.index for line in lines if line.repeated),
         by_key=by_key,
         by_short_key=tuple(map(by_key.get, range(0x80))),
+        recent={} if cls.RECURS else None,
     )
 
 

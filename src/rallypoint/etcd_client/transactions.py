@@ -44,7 +44,7 @@ def to_bytes(text: Text) -> bytes:
     return text.encode() if isinstance(text, str) else text
 
 
-def range_of(key: Text, prefix: bool, end: Text | None) -> tuple[bytes, bytes]:
+def range_of(key: Text, prefix: bool = False, end: Text | None = None) -> tuple[bytes, bytes]:
     """A key alone, everything that begins with it, or everything up to but without an end; as etcd writes it."""
     start = to_bytes(key)
     if prefix and end is not None:

@@ -211,21 +211,18 @@ class Lines:
         self._tls = tls
         self._files = tls.read() if tls is not None else None
         self._lock = threading.Lock()
-        self._lines: dict[str, Line] = {}
+        self.known: dict[str, Line] = {}  # those that were opened already
         self._retired: list[Line] = []  # with certificates that were replaced; what goes on there may end there
         self._closed = False
 
     def to(self, endpoint: str) -> Line:
         """The line to one endpoint."""
-        line = self._lines.get(endpoint)
-        if line is not None:
-            return line
         with self._lock:
             if self._closed:
                 raise CallFailedError("CANCELLED", "the client was closed")
-            if endpoint not in self._lines:
-                self._lines[endpoint] = Line(endpoint, self._tls, self._files)
-            return self._lines[endpoint]
+            if endpoint not in self.known:
+                self.known[endpoint] = Line(endpoint, self._tls, self._files)
+            return self.known[endpoint]
 
     def renew(self) -> bool:
         """Read the certificates again; whether they were replaced, and all connect anew with them from now on."""
@@ -238,8 +235,8 @@ class Lines:
         with self._lock:
             if files == self._files:
                 return False
-            old, self._retired = self._retired, list(self._lines.values())
-            self._files, self._lines = files, {}
+            old, self._retired = self._retired, list(self.known.values())
+            self._files, self.known = files, {}
         for line in old:
             line.close()
         return True
@@ -248,6 +245,6 @@ class Lines:
         """Hang up everywhere."""
         with self._lock:
             self._closed = True
-            lines = [*self._retired, *self._lines.values()]
+            lines = [*self._retired, *self.known.values()]
         for line in lines:
             line.close()

@@ -42,6 +42,7 @@ __all__ = ["Field", "Message", "Tag", "decode", "encode", "fields_of"]
 M = TypeVar("M", bound=Message)
 
 _SIGN_64 = 1 << 63
+_REMEMBERED = 256
 _values_of = msgspec.structs.astuple
 
 
@@ -140,7 +141,8 @@ def _read(table: Table, data: bytes) -> Message:
                 assert line.table is not None
                 if values[line.index] and not line.repeated:
                     merged.setdefault(line.index, [encode(values[line.index])]).append(value)
-                value = _read(line.table, value)  # even if it is to be merged: each part must be whole
+                # Even if it is to be merged: each part must be whole.
+                value = _read(line.table, value) if line.table.recent is None else _recall(line.table, value)
             elif kind > MESSAGE:
                 value = _text(table, line, value) if kind == STRING else _unpack(table, line, value)
         if line.repeated:
@@ -163,6 +165,19 @@ def _read(table: Table, data: bytes) -> Message:
             # Bytes one after the other are the messages merged.
             values[index] = decode(type(values[index]), b"".join(parts))
     return table.make(*values)
+
+
+def _recall(table: Table, data: bytes) -> Message:
+    """The same for a message that is likely to come again just so."""
+    recent = table.recent
+    assert recent is not None
+    message = recent.get(data)
+    if message is None:
+        message = _read(table, data)
+        if len(recent) >= _REMEMBERED:
+            recent.clear()
+        recent[data] = message
+    return message
 
 
 def _skip(table: Table, data: bytes, key: int, position: int) -> int:
