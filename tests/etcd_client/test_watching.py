@@ -55,6 +55,15 @@ class Play(RuleBasedStateMachine):
         self.since[watch], self.seen[watch], self.excused[watch] = watch.next_revision, [], []
         self.do(self.book.add(watch))
 
+    @rule(key=st.sampled_from((None, b"k0", b"k1")))
+    @precondition(lambda self: self.takes_numbers and len(self.watched) < 6)
+    def another_begins_ahead(self, key: bytes | None) -> None:
+        """It begins when the server says so, and has everything from there on."""
+        watch = Watched(b"k", b"l", 0) if key is None else Watched(key, b"", 0, within=(b"k", b"l"))
+        self.watched.append(watch)
+        self.seen[watch], self.excused[watch] = [], []
+        self.do(self.book.add(watch))
+
     @rule(data=st.data())
     @precondition(lambda self: len(self.watched) > 2)
     def one_ends(self, data: st.DataObject) -> None:
@@ -82,12 +91,13 @@ class Play(RuleBasedStateMachine):
             self.count += 1
             assert number not in self.watchers
             self.say(watch_id=number, created=True)
+            start = create.start_revision or self.revision + 1
             if not create.range_end:  # a sign of life: nobody writes there
                 self.watchers[number] = 1 << 32
-            elif create.start_revision < self.compacted:
+            elif start < self.compacted:
                 self.say(watch_id=number, canceled=True, compact_revision=self.compacted)
             else:
-                self.watchers[number] = create.start_revision
+                self.watchers[number] = start
         elif request.cancel_request is not None:
             self.watchers.pop(request.cancel_request.watch_id, None)
             self.say(watch_id=request.cancel_request.watch_id, canceled=True)
@@ -169,7 +179,8 @@ class Play(RuleBasedStateMachine):
     def nothing_is_lost_repeated_or_reordered(self) -> None:
         for watch, seen in self.seen.items():
             excused = {revision for gap in self.excused[watch] for revision in gap}
-            due = [revision for revision in range(self.since[watch], watch.next_revision) if revision not in excused]
+            since = self.since.get(watch) or watch.since
+            due = [revision for revision in range(since, watch.next_revision) if revision not in excused]
             mine = [revision for revision in due if watch.within is None or watch.key == key_of(revision)]
             assert seen == mine, f"{seen} instead of {mine}"
 
@@ -286,6 +297,70 @@ def test_who_needs_what_has_come_already_is_sent_it_once_more(book: Book) -> Non
     (request,) = book.add(second).send
     assert request.create_request is not None
     assert request.create_request.start_revision == 5
+
+
+def asked(effects: Effects) -> list[int]:
+    """The revisions that etcd is asked to begin with; 0 leaves it to etcd."""
+    return [request.create_request.start_revision for request in effects.send if request.create_request is not None]
+
+
+def begun(book: Book, effects: Effects, revision: int) -> Effects:
+    """etcd begins with what it was just asked for, being at a revision."""
+    (request,) = effects.send
+    assert request.create_request is not None
+    number = request.create_request.watch_id
+    return book.heard(WatchResponse(ResponseHeader(revision=revision), watch_id=number, created=True))
+
+
+def test_who_asks_ahead_learns_with_what_it_begins_and_goes_on_from_there(book: Book) -> None:
+    watch = Watched(b"k", b"", 0)
+    effects = book.add(watch)
+    assert asked(effects) == [0]
+    assert watch.since == 0
+    assert not begun(book, effects, 41).deliver, "nobody waits to hear it"
+    assert (watch.since, watch.next_revision) == (42, 42)
+    book.broken()
+    assert asked(book.opened()) == [42]
+    assert watch.since == 42
+
+
+def test_who_waits_to_hear_with_what_it_begins_is_woken_though_there_is_nothing_to_take(book: Book) -> None:
+    first, second = (Watched(b"k", b"", 0, is_awaited=True) for _ in range(2))
+    (delivery,) = begun(book, book.add(first), 41).deliver
+    assert (delivery.watch, delivery.what) == (first, ())
+    (delivery,) = book.add(second).deliver
+    assert (delivery.watch, delivery.what, second.since) == (second, (), 42)
+
+
+def test_who_needs_a_revision_does_not_rely_on_one_that_began_nobody_knows_when(book: Book) -> None:
+    ahead, exact, later = Watched(b"k", b"", 0), Watched(b"k", b"", 40), Watched(b"k", b"", 43)
+    effects = book.add(ahead)
+    assert not book.add(exact).send, "the first of a stream is asked for alone"
+    assert asked(begun(book, effects, 41)) == [40]
+    book.remove(exact)
+    book.broken()
+    book.opened()
+    assert not book.add(later).send, "what comes from 42 on is enough"
+    assert later.feed is ahead.feed
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+def test_who_asks_ahead_does_not_rely_on_one_that_waits_for_the_past(book: Book, has_come: bool) -> None:
+    """etcd does not hurry with events of the past; once they have come, it does."""
+    past, ahead = Watched(b"k", b"", 5), Watched(b"k", b"", 0)
+    number = create(book, book.add(past))
+    if has_come:
+        book.heard(WatchResponse(watch_id=number, events=events(5)))
+    assert asked(book.add(ahead)) == ([] if has_come else [0])
+    assert ahead.since == (6 if has_come else 0)
+
+
+def test_nobody_knows_with_what_etcds_proxy_begins(book: Book) -> None:
+    watch = Watched(b"k", b"", 0, is_awaited=True)
+    book.add(watch)
+    response = WatchResponse(ResponseHeader(revision=41), watch_id=0, created=True)
+    (delivery,) = book.heard(response).deliver
+    assert (delivery.watch, delivery.what, watch.since) == (watch, (), -1)
 
 
 def test_who_looks_at_one_key_of_a_range_hears_of_no_other(book: Book) -> None:

@@ -11,7 +11,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from rallypoint.core import codec
@@ -42,13 +43,17 @@ log = logging.getLogger("rallypoint.etcd")
 RUN_LEASE_S = 600
 _BATCH = 100
 _LITTLE = 256 * 1024
-"""How many operations, and how many bytes, go into one transaction."""
+_AT_ONCE = 4
+"""How many operations, and how many bytes, go into one transaction; and how many of those are under way at a time."""
 
 HEAD_START_S = 0.02
 """So much earlier a lease is asked for than something is written on it: etcd does not promise to take them in order."""
 
 _LINGER_S = 0.3
-"""How long a founder waits at most for those who come at the same moment."""
+_GAP_S = 0.05
+_GLANCE_S = 0.01
+"""How long a founder waits at most for those who come at the same moment, how long at least for the next of them, and how
+often it looks."""
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _PAUSED_S = 1.0
@@ -93,7 +98,7 @@ class Leader:
         self._stopped = False
         self._run_lease: Lease | None = None
         self._found = found
-        self._linger_s = min(took_s, _LINGER_S) if found is not None else 0.0
+        self._linger_s = max(took_s, _GAP_S) if found is not None else 0.0
         self._asked_ahead: Lease | None = None
         self._tomb = 0
         self._heritage = 0
@@ -171,7 +176,7 @@ class Leader:
             self._client.watch(self._keys.said, prefix=True, revision=since, wake=self._wake.set) as watch,
             self._client.watch(self._keys.board, revision=since, wake=self._wake.set) as boards,
         ):
-            self._linger(leading, watch)
+            self._linger(leading)
             while not self._stopped and not self._lease.lost.is_set():
                 self._check_board(leading, boards)
                 self._publish(leading)
@@ -197,25 +202,34 @@ class Leader:
         if unsaid:
             self._hang(leading)
             puts = (put_op(self._keys.node(w.node_id), codec.encode_message(w), lease=leading.lease) for w in unsaid)
-            for batch in _batches(puts):
-                self._transact(batch)
+            self._transact_all(_batches(puts))
             found = estate.read_estate(self._client, self._keys, self._run_id)
         leading.restore(found.words, found.wishes, found.revision, time.monotonic())
         return found
 
-    def _linger(self, leading: Leading, watch: Watch) -> None:
-        """Those who came at the same moment are heard before anything is published: often that is all that is needed."""
-        until, self._linger_s = time.monotonic() + self._linger_s, 0.0
-        while leading.run.phase is Phase.GATHERING and time.monotonic() < until:
+    def _linger(self, leading: Leading) -> None:
+        """Those who come at the same moment are heard before anything is published: often that is all that is needed.
+
+        They are read, for etcd is in no hurry with a watch that begins before what was written last: it sends to those
+        ten times a second.
+        """
+        gap_s, self._linger_s = self._linger_s, 0.0
+        now = time.monotonic()
+        until, heard, heard_at = now + _LINGER_S, leading.folded, now
+        while leading.run.phase is Phase.GATHERING and now < min(until, heard_at + gap_s):
+            time.sleep(_GLANCE_S)
             if self._stopped or self._retire_after is not None:
                 return
-            self._listen(leading, watch, until)
+            self._read_all(leading)
+            now = time.monotonic()
+            if leading.folded != heard:
+                heard, heard_at = leading.folded, now
 
-    def _listen(self, leading: Leading, watch: Watch, until: float = math.inf) -> None:
+    def _listen(self, leading: Leading, watch: Watch) -> None:
         """Wait for something to be said, or for something to be due; take what was said."""
         now = time.monotonic()
         due = leading.wake_at()
-        moments = [until, now + self._lease.ttl_s]
+        moments = [now + self._lease.ttl_s]
         moments += [moment for moment in (due, leading.remark_at(now)) if moment is not None]
         soonest = min(moments)
         self._wake.wait(max(soonest - now, 0.0))
@@ -228,8 +242,7 @@ class Leader:
         now = time.monotonic()
         if (due is not None and now >= due) or now >= soonest + _PAUSED_S:
             # Before a decision by time, and after a pause: what is in etcd counts, not what arrived (rule 10).
-            pages = list(self._client.pages(self._keys.said, prefix=True))
-            self._take_all(leading, [kv for page in pages for kv in page.kvs], pages[0].revision)
+            self._read_all(leading)
             leading.tick(time.monotonic())
 
     def _news(self, watch: Watch) -> Iterator[Sequence[Saying] | Resync]:
@@ -248,6 +261,10 @@ class Leader:
             if said is not None:
                 sayings.append(said)
         yield sayings
+
+    def _read_all(self, leading: Leading) -> None:
+        pages = list(self._client.pages(self._keys.said, prefix=True))
+        self._take_all(leading, [kv for page in pages for kv in page.kvs], pages[0].revision)
 
     def _take_all(self, leading: Leading, kvs: Sequence[KeyValue], revision: int) -> None:
         sayings = [said for kv in kvs if (said := estate.saying_of(self._keys, kv)) is not None]
@@ -324,8 +341,7 @@ class Leader:
         seals = draft.board is not None and bool(draft.parts) and draft.board.ended is None
         if not seals or len(puts) >= _BATCH or sum(len(value) for _, value in along) > _LITTLE:
             parts, told = puts[: len(draft.parts)], puts[len(draft.parts) :]
-            for batch in (*([part] for part in parts), *_batches(iter(told))):
-                self._transact(batch)
+            self._transact_all([*([part] for part in parts), *_batches(iter(told))])
             puts = []
         if draft.board is not None:
             written = self._client.guarded_put(
@@ -339,8 +355,7 @@ class Leader:
             if not written.succeeded:
                 raise self._refused()
             self._shown = written.revision
-        for batch in _batches(self._litter(draft)):
-            self._transact(batch)
+        self._transact_all(_batches(self._litter(draft)))
 
     def _litter(self, draft: Draft) -> Iterator[RequestOp]:
         """What nobody needs any more."""
@@ -352,6 +367,16 @@ class Leader:
         if draft.parts:
             for first, end in self._keys.besides(draft.seal_id):
                 yield delete_op(first, end=end)
+
+    def _transact_all(self, batches: Iterable[Sequence[RequestOp]]) -> None:
+        """In any order, several at once: each of them waits for etcd's disks."""
+        todo = list(batches)
+        if len(todo) <= 1:
+            for batch in todo:
+                self._transact(batch)
+            return
+        with ThreadPoolExecutor(_AT_ONCE, "rallypoint-leader") as crew:
+            list(crew.map(self._transact, todo))  # which raises what was raised there
 
     def _transact(self, operations: Sequence[RequestOp]) -> None:
         """Under the guard of the board as it is, a late copy of a write whose answer was lost does no harm."""

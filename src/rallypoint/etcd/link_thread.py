@@ -193,6 +193,7 @@ class LinkThread:
 
     def _say_join(self, message: Joined) -> None:
         lease = self._own_lease()  # first of all: etcd sees to it while the rest is made
+        self._reading.begin_ahead(message.node.id)
         node = self._prepare(message.node, lambda: address_among(self._client.endpoints))
         self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
         if self._view.node.id != node.id:
@@ -279,7 +280,7 @@ class LinkThread:
     def _hear(self) -> None:
         reading = self._reading
         lacks = self._said_at and lacks_place(self._view, reading.board, reading.told)
-        self._look_up_at = reading.look_up(self._view.node.id) if lacks else math.inf
+        self._look_up_at = reading.look_up() if lacks else math.inf
         if lacks_word(self._view, reading.board, reading.told) and reading.board_at > self._said_at > 0:
             until = reading.give_time("the word before the end", _LAST_WORD_S)
             if until:
@@ -370,6 +371,8 @@ class LinkThread:
         if lease is not None and lease.trouble is not None and lease.remaining_s() <= 0:
             return
         was_reached, self._reached = self._reached, True
+        if was_reached and self._view.out_since is None:
+            return
         self._change(lambda view: view if view.out_since is None else core.connected(view), always=not was_reached)
 
     def _change(self, change: Callable[[View], View], *, always: bool = False) -> None:

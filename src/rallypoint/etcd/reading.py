@@ -32,6 +32,10 @@ class Reading:
         self._missing = ("", 0.0)
         self._boards: Watch | None = None
         self._tellings: Watch | None = None
+        self._since = 0  # all that was on the board before is known, or was of an earlier run
+        self._told_at = 0  # what was written until then is known, or was not for this node
+        self._early: list[Watch] = []
+        self._early_id = ""
 
     @property
     def is_open(self) -> bool:
@@ -46,13 +50,67 @@ class Reading:
         else:
             self._none_at(found.revision)
 
+    def begin_ahead(self, node_id: str) -> None:
+        """Watch before the node says its word: what it is told then arrives sooner than if it began to watch after it."""
+        if self._boards is None and self._early_id != node_id:
+            self._drop_early()
+            self._early_id = node_id
+            told, near = self._keys.told(node_id), self._keys.told_near(node_id)
+            self._early = [
+                self._client.watch(self._keys.board, ahead=True, wake=self._wake),
+                self._client.watch(told, ahead=True, within=near, wake=self._wake),
+            ]
+
     def begin(self, node_id: str, revision: int, *, in_doubt: bool) -> None:
         """Watch from a revision on; where it is in doubt whether that is early enough, read what there is as well."""
         if self._boards is not None:
             return
-        self.node_id = node_id
-        self._boards = self._client.watch(self._keys.board, revision=revision, wake=self._wake)
-        self._tellings = self._watch_told(revision=None if in_doubt else revision)
+        self.node_id, self._since, self._told_at = node_id, revision, 0 if in_doubt else revision - 1
+        if self._early_id == node_id and not in_doubt:
+            self._boards, self._tellings = self._early
+            return
+        self._watch_since(None if in_doubt else revision)
+        self._drop_early()
+
+    def _watch_since(self, revision: int | None) -> None:
+        self._boards = self._client.watch(self._keys.board, revision=self._since, wake=self._wake)
+        self._tellings = self._watch_told(revision=revision)
+
+    def _settle(self) -> bool:
+        """Once it is known when watches began that were asked for ahead: read what they were too late for, if they were.
+
+        Whether something was read.
+        """
+        begun = [watch.since for watch in self._early]
+        if self._boards is None or not begun or 0 in begun:
+            return False
+        if min(begun) < 0:  # nobody can say
+            self._watch_since(self._since)
+            self._drop_early()
+            return False
+        is_late = max(begun) > self._since
+        if is_late:
+            self.look()
+            self._read_told()
+        self._early, self._early_id = [], ""
+        return is_late
+
+    def _read_told(self) -> None:
+        found = self._client.get(self._keys.told(self.node_id))
+        if found is not None:
+            self._take_telling(found)
+
+    def _take_telling(self, kv: KeyValue) -> bool:
+        """What the node is told, however it comes; whether it is news."""
+        if kv.mod_revision <= self._told_at:
+            return False
+        self.told, self._told_at = codec.decode_notice(kv.value), kv.mod_revision
+        return True
+
+    def _drop_early(self) -> None:
+        for watch in self._early:
+            watch.close()
+        self._early, self._early_id = [], ""
 
     def _go_on(self) -> None:
         """A watch that has ended with an error never goes on by itself, though etcd may be back: read what there is."""
@@ -63,6 +121,7 @@ class Reading:
                     watch.close()
             self._boards = self._client.watch(self._keys.board, snapshot=True, wake=self._wake)
             self._tellings = self._watch_told(revision=None)
+            self._early, self._early_id = [], ""
 
     def _watch_told(self, *, revision: int | None) -> Watch:
         told, near = self._keys.told(self.node_id), self._keys.told_near(self.node_id)
@@ -71,11 +130,14 @@ class Reading:
     def news(self) -> Iterator[None]:
         """Take what has arrived, one thing after another."""
         self._go_on()
+        if self._settle():
+            yield
         for _, kv in _arrived(self._tellings):
-            if kv is not None:
-                self.told = codec.decode_notice(kv.value)
+            if kv is not None and self._take_telling(kv):
                 yield
         for revision, kv in _arrived(self._boards):
+            if revision < self._since:
+                continue  # it was watched for before the node said its word
             if kv is not None:
                 if self.take_board(kv):
                     yield
@@ -102,7 +164,7 @@ class Reading:
             self.told = None
         return told
 
-    def look_up(self, node_id: str) -> float:
+    def look_up(self) -> float:
         """The board names a world, and whether this node is in it has not arrived: it is there to be read.
 
         It was written with the board, so it is given a moment to arrive: until when, that is what this returns.
@@ -113,9 +175,7 @@ class Reading:
         until = self.give_time(world.seal_id, _MOMENT_S)
         if until:
             return until
-        found = self._client.get(self._keys.told(node_id))
-        if found is not None:
-            self.told = codec.decode_notice(found.value)
+        self._read_told()
         self._looked_up = world.seal_id
         return math.inf
 
@@ -131,6 +191,7 @@ class Reading:
         for watch in (self._boards, self._tellings):
             if watch is not None:
                 watch.close()
+        self._drop_early()
         self._boards = self._tellings = None
         self.told, self.node_id, self._looked_up = None, "", ""
 

@@ -331,24 +331,27 @@ class EtcdClient:
         revision: int | None = None,
         snapshot: bool = False,
         previous: bool = False,
+        ahead: bool = False,
         within: Text | None = None,
         wake: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> Watch:
         """Changes from a revision on, or from now on: whatever is written after this call returns is delivered.
 
-        With `snapshot` the first thing that it gives is a `Resync`: the present state, and then what changes in it.
+        With `snapshot` the first thing that it gives is a `Resync`: the present state, and then what changes in it.  With
+        `ahead` nothing is asked before: it begins soon, and `since` tells with which revision; who has yet to do what is
+        watched for, and does it then, hears of it sooner than by a watch from a revision that is past.
         `wake` is called, on a thread of the client's, when there is something to get: for whoever waits for several
         watches at once.  Watches that look at the same share what etcd sends; so do those of single keys that say
         `within` which prefix, for a process that looks at many keys of which all begin so.
         """
         start, stop = range_of(key, prefix, end)
-        if revision is None and not snapshot:
+        if revision is None and not snapshot and not ahead:
             revision = self.range(key, prefix=prefix, end=end, count_only=True, timeout_s=timeout_s).revision + 1
         if within is not None and (stop or not start.startswith(to_bytes(within))):
             raise EtcdRefusedError(f"{key!r} is no single key within {within!r}")
         around = None if within is None else range_of(within, True, None)
-        watched = Watched(start, stop, revision or 1, previous, around)
+        watched = Watched(start, stop, 0 if ahead else revision or 1, previous, around)
 
         def read(read_timeout_s: float) -> tuple[tuple[KeyValue, ...], int]:
             return self._read_all(key, prefix, end, read_timeout_s)

@@ -101,6 +101,17 @@ class Watch:
         return self._watcher.trouble
 
     @property
+    def since(self) -> int:
+        """All changes from this revision on are delivered.
+
+        Of a watch that was asked for ahead: 0 until that is known, and whoever saw that is woken then; -1 where etcd's proxy
+        does not tell.
+        """
+        # In this order: what is not seen yet is told.
+        self._mailbox.watched.is_awaited = True
+        return self._mailbox.watched.since
+
+    @property
     def next_revision(self) -> int:
         """All changes before this revision have been delivered, or wait to be taken."""
         return self._mailbox.watched.next_revision

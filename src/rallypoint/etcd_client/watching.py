@@ -7,6 +7,9 @@ give it without looking whether all events were sent (etcd's issue 15220).  It p
 
 Watches that look at the same share what etcd sends, unless one of them needs an event that has come already.
 
+A watch that needs an event of the past is not served at once: etcd looks after those ten times a second.  So one may be asked
+for ahead, without a revision, and learns from the answer with which revision it begins.
+
 etcd calls a watch by the number that it was asked to use, and answers in the order of asking.  Its proxy (`etcd
 grpc-proxy`, etcd's issue 12819) does neither, and takes no notice of progress requests.  So the first watch of a stream is
 asked for alone: if its number comes back, the others are asked for at once, else one after the other; and a sign of life
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,6 +40,7 @@ _What = tuple[bytes, bytes, bool]
 """What is looked at: a key, the end of a range, and whether what was there before is wanted."""
 
 PROGRESS = WatchRequest(progress_request=WatchProgressRequest())
+UNKNOWN = -1
 _NOBODY = -1
 _SIGN_OF_LIFE = b"\0a sign of life"  # a key that nobody writes
 _FIRST_NUMBER = 1 << 16  # whoever does not take our numbers counts from 0 or 1
@@ -74,7 +79,11 @@ class Phase(Enum):
 
 @dataclass(eq=False)
 class Watched:
-    """One watch: what it looks at, and the revision of the next event that it needs."""
+    """One watch: what it looks at, and the revision of the next event that it needs.
+
+    0 is for one that begins when etcd has created it, with whatever comes next.  `since` is the first revision that it has
+    all events from: 0 until it is known, and `UNKNOWN` where it never will be.
+    """
 
     key: bytes
     range_end: bytes
@@ -84,6 +93,18 @@ class Watched:
     phase: Phase = Phase.WAITING
     feed: _Feed | None = field(default=None, repr=False)
     refusals: int = 0
+    since: int = 0
+    is_awaited: bool = False  # whether somebody asked for `since` already
+
+    def __post_init__(self) -> None:
+        self.since = self.next_revision
+
+    def begins(self, feed: _Feed) -> bool:
+        """From here on it has all events; whether somebody waits to hear that."""
+        if self.since or not feed.since:
+            return False
+        self.next_revision, self.since = max(self.next_revision, feed.next_revision), feed.since
+        return self.is_awaited
 
 
 @dataclass(frozen=True)
@@ -109,10 +130,23 @@ class _Feed:
 
     number: int  # what etcd is asked to call it
     what: _What
-    next_revision: int  # of the next event that comes on it
+    next_revision: int  # of the next event that comes on it; 0 until it is known
     watches: dict[Watched, None] = field(default_factory=dict)
     by_key: dict[bytes, dict[Watched, None]] = field(default_factory=dict)  # those that look at one key of the range
     watch_id: int | None = None  # what etcd calls it, once it has said so
+    is_prompt: bool = False  # whether it is known to be served at once, and not as one that needs an event of the past
+
+    def __post_init__(self) -> None:
+        self.is_prompt = not self.next_revision
+
+    @property
+    def since(self) -> int:
+        """The first revision that all events come from, for one who looks at it now."""
+        return self.next_revision or (UNKNOWN if self.watch_id is not None else 0)
+
+    def serves(self, watch: Watched) -> bool:
+        """Whether it brings all that the watch needs."""
+        return 0 < self.next_revision <= watch.next_revision if watch.next_revision else self.is_prompt
 
     def add(self, watch: Watched) -> None:
         """One more looks at it."""
@@ -209,13 +243,17 @@ class Book:
         elif response.created:
             feed.watch_id = response.watch_id
             self._feeds[feed.watch_id] = feed
+            if self._takes_numbers and not feed.next_revision:
+                feed.next_revision = response.revision + 1  # etcd's own word; nobody knows what its proxy means by it
             for watch in feed.watches:
                 watch.phase, watch.refusals = Phase.OPEN, 0
+            effects.deliver += _begun(feed, feed.watches)
             if not feed.watches:  # they have gone meanwhile
                 effects.send += self._forget(feed)
         elif response.events:
-            effects = _events(feed, response.events)
+            effects, feed.is_prompt = _events(feed, response.events), True
         else:
+            feed.is_prompt = True
             feed.next_revision = max(feed.next_revision, response.revision + 1)
             for watch in feed.watches:
                 feed.bring_up(watch)
@@ -267,21 +305,26 @@ class Book:
                 effects.deliver.append(Deliver(watch, refusal))
             else:
                 again.append(watch)
-        effects.send += self._create(again).send
+        created = self._create(again)
+        effects.send += created.send
+        effects.deliver += created.deliver
         return effects
 
     def _create(self, watches: list[Watched]) -> Effects:
+        effects = Effects()
         for watch in watches:
             if not self._open or watch.phase is not Phase.WAITING:
                 continue
             what = (*(watch.within or (watch.key, watch.range_end)), watch.previous)
             feed = self._latest.get(what)
-            if feed is None or feed.next_revision > watch.next_revision:
+            if feed is None or not feed.serves(watch):
                 feed = self._latest[what] = _Feed(next(self._numbers), what, watch.next_revision)
                 self._unasked.append(feed)
             feed.add(watch)
             watch.feed, watch.phase = feed, Phase.ASKED if feed.watch_id is None else Phase.OPEN
-        return Effects(self._ask())
+            effects.deliver += _begun(feed, [watch])
+        effects.send += self._ask()
+        return effects
 
     def _ask(self) -> list[WatchRequest]:
         """Ask for what may be asked for now."""
@@ -310,6 +353,11 @@ class Book:
             return []
         del self._feeds[feed.watch_id]
         return [WatchRequest(cancel_request=WatchCancelRequest(feed.watch_id))]
+
+
+def _begun(feed: _Feed, watches: Iterable[Watched]) -> list[Deliver]:
+    """Who waits to know with what it begins is woken: there is nothing to take."""
+    return [Deliver(watch, ()) for watch in watches if watch.begins(feed)]
 
 
 def _creation(feed: _Feed) -> WatchCreateRequest:
