@@ -27,6 +27,7 @@ class Reader:
 
     def __init__(self, endpoints: str, run: str) -> None:
         self.client = EtcdClient(endpoints, timeout_s=SOON_S)
+        self.leader = EtcdClient(endpoints, timeout_s=SOON_S)
         self.keys = Keys(PREFIX, run)
         self.woken = threading.Event()
         self.reading = Reading(self.client, self.keys, run, self.woken.set)
@@ -41,7 +42,7 @@ class Reader:
         board = put_op(
             self.keys.board, encode_board(Board(token=why, lease=0, phase=phase, bounds=Bounds(1, 2), why=why))
         )
-        return self.client.transaction((), [told, board]).revision
+        return self.leader.transaction((), [told, board]).revision
 
     def hears(self, why: str) -> None:
         """This is told to it and stands on the board, and nothing else before."""
@@ -66,6 +67,7 @@ class Reader:
     def close(self) -> None:
         self.reading.forget()
         self.client.close()
+        self.leader.close()
 
 
 @pytest.fixture
@@ -83,27 +85,27 @@ def reader(own_etcd: Cluster, run: str) -> Iterator[Reader]:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is read from etcd from now on, instead of being waited for."""
-    made: list[object] = []
-    for name in ("get", "range"):
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[EtcdClient]:
+    """Who asks etcd for something from now on, instead of waiting for it."""
+    made: list[EtcdClient] = []
+    for name in ("get", "range", "transaction"):
         method = getattr(EtcdClient, name)
 
         def counted(client: EtcdClient, *what: object, _method: object = method, **options: object) -> object:
-            made.append(what)
+            made.append(client)
             return _method(client, *what, **options)  # type: ignore[operator]
 
         monkeypatch.setattr(EtcdClient, name, counted)
     return made
 
 
-def test_who_began_in_time_hears_all_and_reads_nothing(reader: Reader, reads: list[object]) -> None:
+def test_who_began_in_time_hears_all_and_reads_nothing(reader: Reader, reads: list[EtcdClient]) -> None:
     reader.reading.begin_ahead(NODE)
     reader.knows_where_it_began()
     reader.reading.begin(NODE, reader.say() + 1, in_doubt=False)
     reader.tell("full")
     reader.hears("full")
-    assert reads == []
+    assert reads.count(reader.client) == 0
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def may_open(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_who_began_too_late_reads_what_it_missed(
-    reader: Reader, reads: list[object], may_open: threading.Event
+    reader: Reader, reads: list[EtcdClient], may_open: threading.Event
 ) -> None:
     reader.reading.begin_ahead(NODE)
     said = reader.say()
@@ -129,10 +131,10 @@ def test_who_began_too_late_reads_what_it_missed(
     assert list(reader.reading.news()) == [], "nobody knows yet whether there is anything to read"
     may_open.set()
     reader.hears("missed")
-    assert len(reads) == 2, "the board, and what it is told"
+    assert reads.count(reader.client) == 1, "the board and what it is told, at once"
     reader.tell("heard")
     reader.hears("heard")
-    assert len(reads) == 2
+    assert reads.count(reader.client) == 1
 
 
 def test_who_is_not_told_when_it_began_watches_from_its_word_on(
@@ -189,3 +191,15 @@ def test_nodes_form_and_regroup_behind_etcds_proxy(stage: EtcdStage, own_etcd: C
             node.order("finish")
         for node in (late, b, a):
             assert node.expect("left")["done"]
+
+
+def test_the_later_ones_of_a_crowd_share_the_watches_of_the_first(reader: Reader, reads: list[EtcdClient]) -> None:
+    crowd = [reader.client.watch(reader.keys.board, revision=1) for _ in range(64)]
+    reader.reading.begin_ahead(NODE)
+    assert reader.reading._early == []
+    reader.reading.begin(NODE, reader.say() + 1, in_doubt=False)
+    reader.tell("full")
+    reader.hears("full")
+    assert reads.count(reader.client) == 0
+    for watch in crowd:
+        watch.close()

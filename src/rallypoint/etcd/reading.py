@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rallypoint.core import codec
 from rallypoint.core.notices import Placed, Said
 from rallypoint.etcd.board import Board, decode_board
 from rallypoint.etcd.keys import Keys
-from rallypoint.etcd_client import EtcdClient, KeyValue, Resync, Watch
+from rallypoint.etcd_client import EtcdClient, KeyValue, Resync, Watch, get_op
+from rallypoint.etcd_client.messages import RangeResponse
 
 _MOMENT_S = 0.1
+_CROWD = 64
 
 
 class Reading:
@@ -45,14 +47,27 @@ class Reading:
     def look(self) -> None:
         """Read the board once."""
         found = self._client.range(self._keys.board)
-        if found.kvs:
-            self.take_board(found.kvs[0])
+        self._take_found(found.kvs, found.revision)
+
+    def _read_both(self) -> None:
+        found = self._client.transaction((), [get_op(self._keys.board), get_op(self._keys.told(self.node_id))])
+        board, told = (answer.kvs for answer in found.answers if isinstance(answer, RangeResponse))
+        self._take_found(board, found.revision)
+        for kv in told:
+            self._take_telling(kv)
+
+    def _take_found(self, kvs: Sequence[KeyValue], revision: int) -> None:
+        if kvs:
+            self.take_board(kvs[0])
         else:
-            self._none_at(found.revision)
+            self._none_at(revision)
 
     def begin_ahead(self, node_id: str) -> None:
-        """Watch before the node says its word: what it is told then arrives sooner than if it began to watch after it."""
-        if self._boards is None and self._early_id != node_id:
+        """Watch before the node says its word: what it is told then arrives sooner than if it began to watch after it.
+
+        Where many nodes share a process there is no need: they share the watches of the first ones, and began in time.
+        """
+        if self._boards is None and self._early_id != node_id and self._client.watching < _CROWD:
             self._drop_early()
             self._early_id = node_id
             told, near = self._keys.told(node_id), self._keys.told_near(node_id)
@@ -90,8 +105,7 @@ class Reading:
             return False
         is_late = max(begun) > self._since
         if is_late:
-            self.look()
-            self._read_told()
+            self._read_both()
         self._early, self._early_id = [], ""
         return is_late
 

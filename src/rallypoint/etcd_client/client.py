@@ -360,6 +360,11 @@ class EtcdClient:
         self._watches = {known for known in self._watches if not known.is_over} | {watch}
         return watch
 
+    @property
+    def watching(self) -> int:
+        """About how many watches there are in this process, of all clients of the cluster."""
+        return self._open.part(Watcher).count
+
     def _read_all(
         self, key: Text, prefix: bool, end: Text | None, timeout_s: float
     ) -> tuple[tuple[KeyValue, ...], int]:

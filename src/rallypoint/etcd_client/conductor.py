@@ -89,6 +89,11 @@ class Watcher:
         hub.suspicions.append(lambda endpoint: self._inbox.put(lambda: self._suspect(endpoint)))
         hub.start(self._run, "etcd-watches")
 
+    @property
+    def count(self) -> int:
+        """How many watches there are, at most: some of what waits to be done may be no watch."""
+        return len(self._mailboxes) + self._inbox.qsize()
+
     def add(self, mailbox: Mailbox) -> None:
         """Begin a watch; one that begins with a snapshot waits until it was read."""
         self._inbox.put(partial(self._add, mailbox))
