@@ -11,8 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from rallypoint.core import codec
@@ -20,6 +19,7 @@ from rallypoint.core.model import Phase
 from rallypoint.errors import RendezvousStateError
 from rallypoint.etcd import estate
 from rallypoint.etcd.adopting import Estate, adopt
+from rallypoint.etcd.at_once import at_once
 from rallypoint.etcd.board import encode_board
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leading import Draft, Leading, Saying, Wish, Word
@@ -202,7 +202,7 @@ class Leader:
         if unsaid:
             self._hang(leading)
             puts = (put_op(self._keys.node(w.node_id), codec.encode_message(w), lease=leading.lease) for w in unsaid)
-            self._transact_all(_batches(puts))
+            at_once(self._transact, _batches(puts), _AT_ONCE)
             found = estate.read_estate(self._client, self._keys, self._run_id)
         leading.restore(found.words, found.wishes, found.revision, time.monotonic())
         return found
@@ -341,7 +341,7 @@ class Leader:
         seals = draft.board is not None and bool(draft.parts) and draft.board.ended is None
         if not seals or len(puts) >= _BATCH or sum(len(value) for _, value in along) > _LITTLE:
             parts, told = puts[: len(draft.parts)], puts[len(draft.parts) :]
-            self._transact_all([*([part] for part in parts), *_batches(iter(told))])
+            at_once(self._transact, [*([part] for part in parts), *_batches(iter(told))], _AT_ONCE)
             puts = []
         if draft.board is not None:
             written = self._client.guarded_put(
@@ -355,7 +355,7 @@ class Leader:
             if not written.succeeded:
                 raise self._refused()
             self._shown = written.revision
-        self._transact_all(_batches(self._litter(draft)))
+        at_once(self._transact, _batches(self._litter(draft)), _AT_ONCE)
 
     def _litter(self, draft: Draft) -> Iterator[RequestOp]:
         """What nobody needs any more."""
@@ -367,16 +367,6 @@ class Leader:
         if draft.parts:
             for first, end in self._keys.besides(draft.seal_id):
                 yield delete_op(first, end=end)
-
-    def _transact_all(self, batches: Iterable[Sequence[RequestOp]]) -> None:
-        """In any order, several at once: each of them waits for etcd's disks."""
-        todo = list(batches)
-        if len(todo) <= 1:
-            for batch in todo:
-                self._transact(batch)
-            return
-        with ThreadPoolExecutor(_AT_ONCE, "rallypoint-leader") as crew:
-            list(crew.map(self._transact, todo))  # which raises what was raised there
 
     def _transact(self, operations: Sequence[RequestOp]) -> None:
         """Under the guard of the board as it is, a late copy of a write whose answer was lost does no harm."""
