@@ -24,7 +24,7 @@ from rallypoint.elastic.etcd_v3_handler import ETCD_V3, OPTIONS, lease_ttl_s
 from rallypoint.elastic.options import OptionValues, as_int, read_options
 from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import HOST, Certificates, Cluster, shared
-from tests.etcd_client.stage import enable_users, etcd
+from tests.etcd_client.stage import enable_users, etcd, etcdctl
 
 SOON_S = 30.0
 DEAD = "127.0.0.1:1"
@@ -265,6 +265,20 @@ def test_users_and_passwords(guarded: Cluster, tmp_path: Path) -> None:
     assert "the user has no permission for that key range" in refused(guarded.endpoint, **right)
     handler = handler_at(guarded.endpoint, **alice, password_file=str(tmp_path / "right"))
     assert handler.next_rendezvous().rank == 0
+    assert handler.shutdown()
+
+
+def test_who_was_refused_and_is_allowed_now_joins_with_the_same_handler(guarded: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("wonderland", encoding="utf-8")
+    handler = handler_at(
+        guarded.endpoint, username="alice", password_file=str(tmp_path / "password"), etcd_prefix="/later"
+    )
+    for _ in range(2):
+        with pytest.raises(RendezvousConnectionError, match="the user has no permission for that key range"):
+            handler.next_rendezvous()
+    etcdctl(guarded, "role", "grant-permission", "alices", "readwrite", "/later/", "--prefix=true", user="root:secret")
+    assert handler.next_rendezvous().rank == 0
+    assert handler.num_nodes_waiting() == 0
     assert handler.shutdown()
 
 

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdNoSpaceError, EtcdUnavailableError
+from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdNoSpaceError, EtcdUnavailableError, transport
 from tests.etcd.servers import HOST, shared
 from tests.etcd_client.stage import etcd, etcdctl, fresh, user_of
 
@@ -174,3 +175,20 @@ def test_a_program_that_closes_nothing_ends_all_the_same() -> None:
         print(watch.get(timeout_s=10).value)
     """)
     assert said == "b'1'\n"
+
+
+def test_a_write_whose_answer_cannot_be_read_may_have_happened(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = transport.Line.call
+
+    def garble(line: transport.Line, method: str, *rest: Any) -> bytes:
+        answer = call(line, method, *rest)
+        return b"\xff" * 20 if method.endswith("/Put") else answer
+
+    monkeypatch.setattr(transport.Line, "call", garble)
+    with pytest.raises(EtcdAmbiguousError, match="Put was sent and its answer was lost"):
+        client.put(prefix, "1")
+    found = client.get(prefix)
+    assert found is not None
+    assert found.value == b"1"

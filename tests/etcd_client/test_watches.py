@@ -47,6 +47,25 @@ def test_a_watch_of_the_past_delivers_it(client: EtcdClient, prefix: str) -> Non
         assert [change.value for change in take(watch, 20)] == [str(number).encode() for number in range(20)]
 
 
+def test_a_watch_asked_for_ahead_says_from_where_on_it_delivers(client: EtcdClient, prefix: str) -> None:
+    before = client.put(prefix, "0").revision
+    woken = threading.Event()
+    with client.watch(prefix, ahead=True, wake=woken.set) as watch:
+        while not watch.since:
+            assert woken.wait(SOON_S)
+        assert watch.since > before
+        for number in range(1, 20):
+            client.put(prefix, str(number))
+        assert [change.value for change in take(watch, 19)] == [str(number).encode() for number in range(1, 20)]
+
+
+def test_a_watch_asked_for_ahead_begins_by_itself(client: EtcdClient, prefix: str) -> None:
+    with pytest.raises(EtcdRefusedError, match="begins by itself: with no revision and no snapshot"):
+        client.watch(prefix, ahead=True, revision=5)
+    with pytest.raises(EtcdRefusedError, match="begins by itself: with no revision and no snapshot"):
+        client.watch(prefix, ahead=True, snapshot=True)
+
+
 def test_a_snapshot_and_then_what_changes(client: EtcdClient, prefix: str) -> None:
     client.put(prefix + "a", "1")
     with client.watch(prefix, prefix=True, snapshot=True) as watch:

@@ -9,11 +9,11 @@ from itertools import count
 import msgspec
 
 from rallypoint.core import codec
-from rallypoint.core.events import Joined
+from rallypoint.core.events import CloseAsked, Joined
 from rallypoint.core.model import Bounds, Node, Phase, Reason, Run, Settings
 from rallypoint.etcd.board import spans
 from rallypoint.etcd.leader import Leader
-from rallypoint.etcd.leading import Gone, Leading, Word
+from rallypoint.etcd.leading import Gone, Leading, Wish, Word
 from rallypoint.etcd_client import EtcdNoSpaceError
 from tests.etcd_v3.stage import Actor, Stage
 
@@ -55,6 +55,24 @@ def test_a_word_that_arrives_after_a_reading_that_was_without_it_is_over() -> No
     run.tick(15.0)
     assert run.run.world is not None
     assert [node.id for node in run.run.world.members] == ["a", "b"]
+
+
+def test_a_wish_that_arrives_after_it_was_read_and_granted_is_over() -> None:
+    """Its key is gone, and so is the memory of it."""
+    run = leading()
+    run.take([joins("a", 1), joins("b", 2)], now=10.0)
+    run.tick(15.0)
+    wish = Wish("w", codec.encode_message(CloseAsked("somebody", "enough")), 3)
+    here = [joins("a", 1), joins("b", 2)]
+    run.take_all(here, [wish], 9, now=15.1)
+    assert run.run.phase is Phase.CLOSED
+    draft = run.draft(15.2)
+    assert draft is not None
+    assert draft.granted == ("w",)
+    run.written(draft, 15.2)
+    run.take([wish], now=15.3)
+    again = run.draft(15.4)
+    assert again is None or not again.granted
 
 
 class Stubborn(Leader):

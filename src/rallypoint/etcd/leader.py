@@ -215,15 +215,15 @@ class Leader:
         """
         gap_s, self._linger_s = self._linger_s, 0.0
         now = time.monotonic()
-        until, heard, heard_at = now + _LINGER_S, leading.folded, now
+        until, here, heard_at = now + _LINGER_S, leading.run.live, now
         while leading.run.phase is Phase.GATHERING and now < min(until, heard_at + gap_s):
             time.sleep(_GLANCE_S)
             if self._stopped or self._retire_after is not None:
                 return
             self._read_all(leading)
             now = time.monotonic()
-            if leading.folded != heard:
-                heard, heard_at = leading.folded, now
+            if leading.run.live != here:
+                here, heard_at = leading.run.live, now
 
     def _listen(self, leading: Leading, watch: Watch) -> None:
         """Wait for something to be said, or for something to be due; take what was said."""

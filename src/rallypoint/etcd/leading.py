@@ -203,7 +203,7 @@ class Leading:
         self.folded = max(self.folded, word.written)
 
     def _take_wish(self, wish: Wish, now: float) -> None:
-        if wish.token in self._granted:
+        if wish.token in self._granted or wish.written <= self._read_at:
             return
         self._granted[wish.token] = None
         message = message_of(wish)

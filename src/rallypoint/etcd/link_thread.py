@@ -131,6 +131,7 @@ class LinkThread:
             except (EtcdClosedError, EtcdForkError):
                 break
             except _HOPELESS as exc:
+                self._in_doubt = True
                 self._fail(str(exc))
                 self._refuse(str(exc), asked)
                 wait_s = self._lease_ttl_s
@@ -160,6 +161,7 @@ class LinkThread:
         self._say()
         self._say_wish()
         if not self._reading.is_open:
+            self._reading.stand_down()
             self._reading.look()
             self._hear()
         for _ in self._reading.news():
@@ -353,6 +355,7 @@ class LinkThread:
             if asked == self._asked:
                 self._refusal, self._to_say = why, None
                 self.changed.notify_all()
+        self._reading.stand_down()
 
     def _fail(self, why: str, *, is_outage: bool = True) -> None:
         """etcd cannot be reached; or it can, and takes nothing, which is what who waits is told."""

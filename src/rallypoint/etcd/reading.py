@@ -69,12 +69,17 @@ class Reading:
         """
         if self._boards is None and self._early_id != node_id and self._client.watching < _CROWD:
             self._drop_early()
-            self._early_id = node_id
             told, near = self._keys.told(node_id), self._keys.told_near(node_id)
             self._early = [
                 self._client.watch(self._keys.board, ahead=True, wake=self._wake),
                 self._client.watch(told, ahead=True, within=near, wake=self._wake),
             ]
+            self._early_id = node_id
+
+    def stand_down(self) -> None:
+        """The word was not said after all."""
+        if self._boards is None:
+            self._drop_early()
 
     def begin(self, node_id: str, revision: int, *, in_doubt: bool) -> None:
         """Watch from a revision on; where it is in doubt whether that is early enough, read what there is as well."""
@@ -184,7 +189,7 @@ class Reading:
         It was written with the board, so it is given a moment to arrive: until when, that is what this returns.
         """
         world = self.board.world if self.board is not None else None
-        if world is None or self._looked_up == world.seal_id:
+        if world is None or not self.node_id or self._looked_up == world.seal_id:
             return math.inf
         until = self.give_time(world.seal_id, _MOMENT_S)
         if until:

@@ -340,12 +340,15 @@ class EtcdClient:
 
         With `snapshot` the first thing that it gives is a `Resync`: the present state, and then what changes in it.  With
         `ahead` nothing is asked before: it begins soon, and `since` tells with which revision; who has yet to do what is
-        watched for, and does it then, hears of it sooner than by a watch from a revision that is past.
+        watched for, and does it then, hears of it sooner than by a watch from a revision that is past.  (Behind etcd's proxy
+        `since` is -1, and what comes during a break may be lost before the first change: watch from a revision there.)
         `wake` is called, on a thread of the client's, when there is something to get: for whoever waits for several
         watches at once.  Watches that look at the same share what etcd sends; so do those of single keys that say
         `within` which prefix, for a process that looks at many keys of which all begin so.
         """
         start, stop = range_of(key, prefix, end)
+        if ahead and (revision is not None or snapshot):
+            raise EtcdRefusedError("a watch that is asked for ahead begins by itself: with no revision and no snapshot")
         if revision is None and not snapshot and not ahead:
             revision = self.range(key, prefix=prefix, end=end, count_only=True, timeout_s=timeout_s).revision + 1
         if within is not None and (stop or not start.startswith(to_bytes(within))):

@@ -144,6 +144,9 @@ class Hub:
                 tries = tries or Tries(endpoints)
                 tries.note(endpoint, f"no answer of etcd's: {problem}", hopeless=True)
                 self.failed(endpoint)
+                tries.ambiguous |= kind is not Kind.READ
+                if tries.ambiguous and kind is Kind.ONCE:
+                    raise self._no_answer(method, timeout_s, tries) from problem
             except CallFailedError as failure:
                 tries = tries or Tries(endpoints)
                 judgement = judge(failure.code, failure.details)

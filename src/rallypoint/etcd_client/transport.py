@@ -208,6 +208,7 @@ class Lines:
 
     def __init__(self, tls: Tls | None) -> None:
         load_grpc()  # what is missing is said now, and not by some thread later
+        self._pid = os.getpid()
         self._tls = tls
         self._files = tls.read() if tls is not None else None
         self._lock = threading.Lock()
@@ -217,6 +218,7 @@ class Lines:
 
     def to(self, endpoint: str) -> Line:
         """The line to one endpoint."""
+        check_process(self._pid)
         with self._lock:
             if self._closed:
                 raise CallFailedError("CANCELLED", "the client was closed")

@@ -243,7 +243,7 @@ class Book:
         elif response.created:
             feed.watch_id = response.watch_id
             self._feeds[feed.watch_id] = feed
-            if self._takes_numbers and not feed.next_revision:
+            if self._takes_numbers and response.revision and not feed.next_revision:
                 feed.next_revision = response.revision + 1  # etcd's own word; nobody knows what its proxy means by it
             for watch in feed.watches:
                 watch.phase, watch.refusals = Phase.OPEN, 0

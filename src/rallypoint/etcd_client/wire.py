@@ -43,6 +43,7 @@ M = TypeVar("M", bound=Message)
 
 _SIGN_64 = 1 << 63
 _REMEMBERED = 256
+_SHORT = 64  # a header has 44 bytes at the most; what else it may be is not worth the memory
 _values_of = msgspec.structs.astuple
 
 
@@ -176,7 +177,8 @@ def _recall(table: Table, data: bytes) -> Message:
         message = _read(table, data)
         if len(recent) >= _REMEMBERED:
             recent.clear()
-        recent[data] = message
+        if len(data) <= _SHORT:
+            recent[data] = message
     return message
 
 
