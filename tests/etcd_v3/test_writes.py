@@ -105,10 +105,10 @@ def test_everybody_watches_the_outcome_a_few_the_leader_and_the_leader_alone_wha
         }
 
     until(is_as_it_ought_to_be, f"the leader {leader} and the successors {board.successors} watch more than the others")
-    # And that is all, in etcd's own words.
+    # And that is all, in etcd's own words; but for one who led before its own watch of the board had begun, which has two.
     with urllib.request.urlopen(f"http://{alone.endpoint}/metrics", timeout=10) as page:
         (total,) = re.findall(r"^etcd_debugging_mvcc_watcher_total (\d+)", page.read().decode(), re.MULTILINE)
-    assert int(total) == 2 * len(nodes) + 3 + 1
+    assert int(total) - (2 * len(nodes) + 3 + 1) in (0, 1)
 
 
 # Idling ---------------------------------------------------------------------------------------------------------------
