@@ -7,6 +7,7 @@ import time
 from itertools import count
 
 import msgspec
+import pytest
 
 from rallypoint.core import codec
 from rallypoint.core.events import CloseAsked, Joined
@@ -73,6 +74,46 @@ def test_a_wish_that_arrives_after_it_was_read_and_granted_is_over() -> None:
     run.take([wish], now=15.3)
     again = run.draft(15.4)
     assert again is None or not again.granted
+
+
+class Founder(Leader):
+    """A founder in a world of its own: what lies in etcd at each of its glances, and a clock that only glances move on."""
+
+    def __init__(self, glances: list[tuple[list[Word], int]]) -> None:
+        self._linger_s, self._stopped, self._retire_after = 0.05, False, None
+        self.glances, self.looked = glances, 0
+
+    def _read_all(self, leading: Leading) -> None:
+        words, revision = self.glances[min(self.looked, len(self.glances) - 1)]
+        self.looked += 1
+        leading.take_all(words, (), revision + self.looked, now=0.0)  # others write into this etcd all the time
+
+
+def lingers(glances: list[tuple[list[Word], int]], monkeypatch: pytest.MonkeyPatch) -> tuple[Founder, Leading]:
+    now = 100.0
+
+    def sleep(for_s: float) -> None:
+        nonlocal now
+        now += for_s
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    founder, run = Founder(glances), leading()
+    run.take([joins("a", 1)], now=0.0)
+    founder._linger(run)
+    return founder, run
+
+
+def test_a_founder_waits_for_those_who_come_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c = joins("a", 1), joins("b", 50), joins("c", 100)
+    founder, run = lingers([([a], 5)] * 3 + [([a, b], 60)] * 3 + [([a, b, c], 120)], monkeypatch)
+    assert (founder.looked, run.run.phase) == (7, Phase.SEALED), "all are here: the first that it publishes is a world"
+
+
+def test_a_founder_does_not_take_what_others_write_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    founder, run = lingers([([joins("a", 1)], 5)], monkeypatch)
+    assert run.run.phase is Phase.GATHERING
+    assert founder.looked <= 6, "nobody came for 50 ms"
 
 
 class Stubborn(Leader):
