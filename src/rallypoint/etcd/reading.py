@@ -14,7 +14,7 @@ from rallypoint.etcd_client import EtcdClient, KeyValue, Resync, Watch, get_op
 from rallypoint.etcd_client.messages import RangeResponse
 
 _MOMENT_S = 0.1
-_CROWD = 64
+_CROWD = 64  # so many watches in a process, and those who come later share them
 
 
 class Reading:
