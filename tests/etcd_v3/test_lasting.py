@@ -203,7 +203,7 @@ def test_whatever_happens_in_a_links_thread_is_told_to_who_waits_and_the_link_go
         broken.setattr(link, "_look_after_leader", fails)
         with pytest.raises(RendezvousError, match=r"the link to etcd failed: .*can't start new thread"):
             node.join(30.0)
-        link._wake.set()
+        link._wake()
         assert is_failing_again.wait(30)
     # What fails meanwhile was not asked by this join, and does not refuse it.
     assert node.join(30.0).size == 1

@@ -16,7 +16,7 @@ from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.etcd import estate
-from rallypoint.etcd.link_thread import HURRY_S, LinkThread
+from rallypoint.etcd.link_turns import HURRY_S, LinkTurns
 from rallypoint.etcd_client import EtcdError
 from rallypoint.membership.link import Peer
 
@@ -26,7 +26,7 @@ _WISH_S = 10.0
 """How long it may take to write down a wish."""
 
 
-class EtcdLink(LinkThread):
+class EtcdLink(LinkTurns):
     """One node's link to one run.  Methods may be called from any thread."""
 
     @property
@@ -143,6 +143,6 @@ class EtcdLink(LinkThread):
         with self.changed:
             self._ending = True
             self.changed.notify_all()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(4 * HURRY_S)
+        self._wake()
+        if self._post is not None:
+            self._post.over.wait(4 * HURRY_S)

@@ -1,6 +1,6 @@
-"""The thread of a node's link: it writes what the node says, and makes notices of what the leader wrote.
+"""The turns of a node's link: it writes what the node says, and makes notices of what the leader wrote.
 
-It does all that waits for etcd.  A node that finds nobody leading becomes the leader.
+It does all that waits for etcd, on a thread of the crew.  A node that finds nobody leading becomes the leader.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rallypoint.core.model import Node
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Fenced, KeepWaiting
 from rallypoint.errors import RendezvousError, RendezvousStateError
+from rallypoint.etcd import crew
 from rallypoint.etcd.following import lacks_place, lacks_word, notices
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.reading import Reading
@@ -63,8 +64,8 @@ _HOPELESS = (EtcdAuthError, EtcdHopelessError, EtcdMissingError, EtcdRefusedErro
 _TAKES_PART = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN, State.FINISHED)
 
 
-class LinkThread:
-    """What the thread of one node's link knows and does; `changed` guards what other threads ask and read."""
+class LinkTurns:
+    """What one node's link knows and does in its turns; `changed` guards what other threads ask and read."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class LinkThread:
         self._prepare = prepare
         self._reborn = reborn
         self._pid = os.getpid()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._post: crew.Post | None = None
+        self._pause_s = _FIRST_RETRY_S
         self._ending = False
         # What is to be written, and what was.
         self._to_say: Joined | Left | None = None
@@ -99,58 +100,62 @@ class LinkThread:
         self._to_wish = b""
         self._wish = ""
         self._look_up_at = math.inf
-        self._reading = Reading(client, keys, run_id, self._wake.set)
-        self._succession = Succession(client, keys, run_id, self._wake.set)
+        self._reading = Reading(client, keys, run_id, self._wake)
+        self._succession = Succession(client, keys, run_id, self._wake)
         # How it goes.
         self._refusal: str | None = None
         self._asked = 0
         self._trouble = "nothing was tried yet"
         self._reached = False
 
-    # The thread ---------------------------------------------------------------------------------------------------
+    # Turns --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         with self.changed:
-            if self._thread is None and not self._ending:
-                self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
-                self._thread.start()
-        self._wake.set()
+            if self._post is None and not self._ending:
+                self._post = crew.enlist(self._take_turn)
+        self._wake()
 
-    def _run(self) -> None:
-        pause_s = _FIRST_RETRY_S
-        while not self._ending:
-            with self.changed:
-                asked = self._asked
-            try:
-                wait_s = self._turn()
-                pause_s = _FIRST_RETRY_S
-                self._well()
-            except EtcdLeaseLostError as exc:
-                self._lose(str(exc))
-                wait_s = 0.0
-            except (EtcdClosedError, EtcdForkError):
-                break
-            except _HOPELESS as exc:
-                self._in_doubt = True
-                self._fail(str(exc))
-                self._refuse(str(exc), asked)
-                wait_s = self._lease_ttl_s
-            except (RendezvousStateError, RendezvousError) as exc:
-                self._refuse(str(exc), asked)
-                wait_s = self._lease_ttl_s
-            except EtcdError as exc:
-                self._in_doubt = True
-                self._fail(str(exc), is_outage=not isinstance(exc, EtcdNoSpaceError))
-                wait_s = random.uniform(pause_s / 2, pause_s)
-                pause_s = min(pause_s * 2, self._view.settings.reconnect_backoff_s)
-            except Exception as exc:
-                # A thread that ended would leave a node that is renewed and does nothing.
-                log.exception("run %r: the link to etcd failed", self._run_id)
-                self._refuse(f"the link to etcd failed: {exc!r}", asked)
-                wait_s = self._lease_ttl_s
-            self._wake.wait(max(wait_s, 0.0))
-            self._wake.clear()
-        self._end()
+    def _wake(self) -> None:
+        """A turn soon."""
+        if self._post is not None:
+            self._post.wake()
+
+    def _take_turn(self) -> float | None:
+        """A turn, whatever comes of it: how long to wait for the next one; None where that was the last."""
+        if self._ending:
+            self._end()
+            return None
+        with self.changed:
+            asked = self._asked
+        try:
+            wait_s = self._turn()
+            self._pause_s = _FIRST_RETRY_S
+            self._well()
+            return wait_s
+        except EtcdLeaseLostError as exc:
+            self._lose(str(exc))
+            return 0.0
+        except (EtcdClosedError, EtcdForkError):
+            self._end()
+            return None
+        except _HOPELESS as exc:
+            self._in_doubt = True
+            self._fail(str(exc))
+            self._refuse(str(exc), asked)
+        except (RendezvousStateError, RendezvousError) as exc:
+            self._refuse(str(exc), asked)
+        except EtcdError as exc:
+            self._in_doubt = True
+            self._fail(str(exc), is_outage=not isinstance(exc, EtcdNoSpaceError))
+            pause_s = random.uniform(self._pause_s / 2, self._pause_s)
+            self._pause_s = min(self._pause_s * 2, self._view.settings.reconnect_backoff_s)
+            return pause_s
+        except Exception as exc:
+            # A link that had no more turns would leave a node that is renewed and does nothing.
+            log.exception("run %r: the link to etcd failed", self._run_id)
+            self._refuse(f"the link to etcd failed: {exc!r}", asked)
+        return self._lease_ttl_s
 
     def _turn(self) -> float:
         """Do all that is to be done; how long to wait for more."""
@@ -272,7 +277,7 @@ class LinkThread:
         lease = self._lease
         if lease is None:
             lease = self._client.grant(self._lease_ttl_s, ahead=True)
-            lease.when_lost = self._wake.set
+            lease.when_lost = self._wake
             self._lease = lease
         lease.check()
         return lease
