@@ -14,12 +14,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 
 log = logging.getLogger("rallypoint.etcd")
 
-MOST = 8
-"""So many threads at most.  A turn may wait for etcd, and then it waits for others' turns as well."""
+USUAL = 4
+"""So many threads at most, usually: the more of them compete for the interpreter, the longer all others wait for it."""
+
+_STUCK_S = 0.1
+"""So long may all of them wait for etcd before there is one more, for whoever is woken then."""
+
+_MOST = 64
+"""So many threads at most."""
 
 Turn = Callable[[], float | None]
 """Does all that is to be done now: in how many seconds it is to be called again; None once it is over."""
@@ -50,31 +57,44 @@ class Post:
 
 
 class Crew:
-    """Some threads, as many as there are posts, but not more than `most`.  They end with the last post."""
+    """Some threads, as many as there are posts, but usually not more than `usual`.  They end with the last post."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, usual: int = USUAL) -> None:
+        self._usual = usual
         self._work = threading.Condition(threading.Lock())
         self._ready: deque[Post] = deque()
         self._alarms: list[tuple[float, int, Post]] = []
         self._numbers = itertools.count()
         self._posts = 0
         self._threads = 0
+        self._idle = 0
+        self._went_on_at = 0.0  # when one of them last began or ended a turn
+
+    @property
+    def threads(self) -> int:
+        """How many there are at the moment."""
+        return self._threads
 
     def enlist(self, turn: Turn) -> Post:
         """One more to be given turns, the first of them when it is woken; RuntimeError where there is no thread to be had."""
         with self._work:
             self._posts += 1
-            if self._threads < min(self._posts, self._most):
+            if self._threads < self._wanted:
                 try:
-                    threading.Thread(target=self._serve, name="rallypoint-etcd", daemon=True).start()
+                    self._start()
                 except RuntimeError:
                     if not self._threads:
                         self._posts -= 1
                         raise
-                else:
-                    self._threads += 1
         return Post(self, turn)
+
+    @property
+    def _wanted(self) -> int:
+        return min(self._posts, self._usual)
+
+    def _start(self) -> None:
+        threading.Thread(target=self._serve, name="rallypoint-etcd", daemon=True).start()
+        self._threads += 1
 
     def wake(self, post: Post) -> None:
         """Give it a turn as soon as a thread is free."""
@@ -82,8 +102,14 @@ class Crew:
             if post.state is _State.RESTS:
                 self._make_ready(post)
                 self._work.notify()
+                if not self._idle and self._threads < min(self._posts, _MOST) and self._is_stuck():
+                    with suppress(RuntimeError):
+                        self._start()
             elif post.state is _State.AT_WORK:
                 post.state = _State.WOKEN
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() >= self._went_on_at + _STUCK_S
 
     def _serve(self) -> None:
         while (post := self._next()) is not None:
@@ -97,19 +123,22 @@ class Crew:
     def _next(self) -> Post | None:
         """Whose turn it is; None where this thread is one too many."""
         with self._work:
-            while self._threads <= self._posts:
-                now = time.monotonic()
+            while self._threads <= self._wanted or self._ready:
+                self._went_on_at = now = time.monotonic()
                 while self._alarms and self._alarms[0][0] <= now:
                     moment, _, post = heapq.heappop(self._alarms)
                     if post.state is _State.RESTS and post.due == moment:
                         self._make_ready(post)
                 if self._ready:
-                    self._work.notify()  # somebody who is free, if there is anybody, looks at the clock from now on
+                    self._work.notify()  # whoever is free looks at the clock from now on
                     post = self._ready.popleft()
                     post.state = _State.AT_WORK
                     return post
+                self._idle += 1
                 self._work.wait(self._alarms[0][0] - now if self._alarms else None)
+                self._idle -= 1
             self._threads -= 1
+            self._work.notify()
             return None
 
     def _took(self, post: Post, wait_s: float | None) -> None:

@@ -25,8 +25,9 @@ from rallypoint.errors import RendezvousError, RendezvousStateError
 from rallypoint.etcd import crew
 from rallypoint.etcd.following import lacks_place, lacks_word, notices
 from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.leader import HEAD_START_S
 from rallypoint.etcd.reading import Reading
-from rallypoint.etcd.succession import Succession
+from rallypoint.etcd.succession import Said, Succession
 from rallypoint.etcd_client import (
     EtcdAuthError,
     EtcdClient,
@@ -92,6 +93,8 @@ class LinkTurns:
         self._ending = False
         # What is to be written, and what was.
         self._to_say: Joined | Left | None = None
+        self._saying: Joined | None = None
+        self._prepared: tuple[Joined, Node] | None = None
         self._unsaid = False  # whether a last word was lost, with the node's lease or all of the run
         self._board_by = 0.0  # until when a last word waits for a board that is gone
         self._said_at = 0
@@ -163,7 +166,9 @@ class LinkTurns:
             self._shed()  # the node was given up, and comes back as another
         if self._lease is not None:
             self._lease.check()
-        self._say()
+        wait_s = self._say()
+        if wait_s > 0:
+            return wait_s
         self._say_wish()
         if not self._reading.is_open:
             self._reading.stand_down()
@@ -186,35 +191,74 @@ class LinkTurns:
 
     # What the node says -------------------------------------------------------------------------------------------
 
-    def _say(self) -> None:
-        message = self._to_say
+    def _say(self) -> float:
+        """Say what is to be said.  A join is said step by step: until the next one, others may have their turns.
+
+        How long to wait for it at most; 0 where there is none.
+        """
+        message = self._saying if self._succession.is_speaking else self._to_say
         if isinstance(message, Joined):
-            self._say_join(message)
+            wait_s = self._say_join(message)
+            if wait_s > 0:
+                return wait_s
         elif message is not None and not self._say_left(message):
-            return  # it is said in a moment, or not at all
+            return 0.0  # it is said in a moment, or not at all
         with self.changed:
             if self._to_say is message:
                 self._to_say = None
             if isinstance(message, Left):
                 self.changed.notify_all()
+        return 0.0
 
-    def _say_join(self, message: Joined) -> None:
+    def _say_join(self, message: Joined) -> float:
         lease = self._own_lease()  # first of all: etcd sees to it while the rest is made
-        self._reading.begin_ahead(message.node.id)
-        node = self._prepare(message.node, lambda: address_among(self._client.endpoints))
-        self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
-        if self._view.node.id != node.id:
-            return  # it has become another meanwhile, which has a word of its own to say
-        message = msgspec.structs.replace(message, node=node)
-        put = put_op(self._keys.node(node.id), codec.encode_message(message), lease=lease.id)
-        self._said_at = self._say_and_lead(lease, [put])
+        if self._succession.is_speaking:
+            said = self._succession.said()
+        else:
+            node = self._prepare_for(message)
+            wait_s = self._lease_comes_in_s(lease)
+            if wait_s > 0:
+                return wait_s
+            self._saying, self._prepared = message, None
+            self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
+            if self._view.node.id != node.id:
+                return 0.0  # it has become another meanwhile, which has a word of its own to say
+            word = codec.encode_message(msgspec.structs.replace(message, node=node))
+            put = put_op(self._keys.node(node.id), word, lease=lease.id)
+            said = self._succession.say_with_others(lease, node.id, [put])
+        if said is None:
+            return self._lease_ttl_s
+        self._said_at = self._take(said, lease)
         self._hear()  # what those who wait are told is known already
-        self._reading.begin(node.id, self._said_at + 1, in_doubt=self._in_doubt)
+        self._reading.begin(message.node.id, self._said_at + 1, in_doubt=self._in_doubt)
         self._in_doubt = False
+        return 0.0
 
-    def _say_and_lead(self, lease: Lease, puts: Sequence[RequestOp]) -> int:
-        """Write, and become the leader where there is none; returns the revision."""
-        said = self._succession.say(lease, self._view.node.id, puts)
+    def _prepare_for(self, message: Joined) -> Node:
+        """The node that is to join by it, with all that it brings along."""
+        if self._prepared is None or self._prepared[0] is not message:
+            self._reading.begin_ahead(message.node.id)
+            node = self._prepare(message.node, lambda: address_among(self._client.endpoints))
+            self._prepared = message, node
+        return self._prepared[1]
+
+    def _lease_comes_in_s(self, lease: Lease) -> float:
+        """How long to wait for the answer to its grant at most; 0 where it is there, or may be overtaken.
+
+        In a crowd it is better to speak with others, for which it must be there; the answer comes, if only that there is none.
+        """
+        if lease.answered.is_set():
+            return 0.0
+        if self._reading.is_crowded:
+            return self._lease_ttl_s
+        return lease.renewal.sent_at + HEAD_START_S - time.monotonic()
+
+    def _say_and_lead(self, lease: Lease, puts: Sequence[RequestOp]) -> None:
+        """Write, and become the leader where there is none."""
+        self._take(self._succession.say(lease, self._view.node.id, puts), lease)
+
+    def _take(self, said: Said, lease: Lease) -> int:
+        """What came of saying something; the revision that it was written at."""
         if said.board is not None and self._reading.take_board(said.board):
             self._hear()
         self._succession.looked(lease, self._size)
@@ -267,6 +311,7 @@ class LinkTurns:
     def _say_wish(self) -> None:
         if self._to_wish:
             lease = self._own_lease()
+            lease.answered.wait(HEAD_START_S)
             self._say_and_lead(lease, [put_op(self._wish, self._to_wish, lease=lease.id)])
             with self.changed:
                 self._to_wish = b""
@@ -276,7 +321,7 @@ class LinkTurns:
         """The node's lease; one that is lost is never replaced under the same name (rule 9)."""
         lease = self._lease
         if lease is None:
-            lease = self._client.grant(self._lease_ttl_s, ahead=True)
+            lease = self._client.grant(self._lease_ttl_s, ahead=True, wake=self._wake)
             lease.when_lost = self._wake
             self._lease = lease
         lease.check()
@@ -347,6 +392,7 @@ class LinkTurns:
         if self._lease is not None:
             self._lease.release()
         self._reading.forget()
+        self._succession.forget()
         self._lease, self._said_at = None, 0
 
     def _ask(self) -> None:
@@ -376,7 +422,7 @@ class LinkTurns:
 
     def _well(self) -> None:
         lease = self._lease
-        if lease is not None and lease.trouble is not None and lease.remaining_s() <= 0:
+        if lease is not None and (not lease.is_granted or (lease.trouble is not None and lease.remaining_s() <= 0)):
             return
         was_reached, self._reached = self._reached, True
         if was_reached and self._view.out_since is None:

@@ -44,6 +44,11 @@ class Reading:
         """Whether news arrive by themselves."""
         return self._boards is not None
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether many nodes share this process."""
+        return self._client.watching >= _CROWD
+
     def look(self) -> None:
         """Read the board once."""
         found = self._client.range(self._keys.board)
@@ -67,7 +72,7 @@ class Reading:
 
         Where many nodes share a process there is no need: they share the watches of the first ones, and began in time.
         """
-        if self._boards is None and self._early_id != node_id and self._client.watching < _CROWD:
+        if self._boards is None and self._early_id != node_id and not self.is_crowded:
             self._drop_early()
             told, near = self._keys.told(node_id), self._keys.told_near(node_id)
             self._early = [

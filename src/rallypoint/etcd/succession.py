@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from rallypoint.etcd import estate
+from rallypoint.etcd.chorus import Choir, Chorus, Word
 from rallypoint.etcd.keys import Keys
-from rallypoint.etcd.leader import HEAD_START_S, Leader
+from rallypoint.etcd.leader import Leader
 from rallypoint.etcd_client import (
     EtcdClient,
     EtcdLeaseLostError,
     KeyValue,
     Lease,
+    Outcome,
     Resync,
     Watch,
     compare,
@@ -49,6 +50,8 @@ class Succession:
         self._keys = keys
         self._run_id = run_id
         self._wake = wake
+        self._chorus: Chorus | None = None
+        self._word: Word | None = None
         self._leader: Leader | None = None
         self._watch: Watch | None = None
         self._vacant = False
@@ -58,35 +61,72 @@ class Succession:
 
         If the answer was lost this is done once more: it changes nothing that the first time has done.
         """
-        lease.answered.wait(HEAD_START_S)
-        keys, was_granted, began = self._keys, lease.is_granted, time.monotonic()
-        write = partial(
-            self._client.transaction,
-            [compare(keys.leader, create_revision=0)],
-            [*puts, put_op(keys.leader, node_id, lease=lease.id), get_op(keys.board), estate.said_op(keys)],
-            [*puts, get_op(keys.leader), get_op(keys.board)],
-            again=True,
-        )
+        return self._written(Word(node_id, lease, puts, self._wake))
+
+    def say_with_others(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said | None:
+        """The same, along with what other nodes of this process say; None where they are at it: then it is `said` later."""
+        self._word = word = Word(node_id, lease, puts, self._wake)
+        if word.was_granted:
+            self._join_chorus().say(word, self._write)
+        else:
+            word.is_settled = True  # a lease that is not there would spoil it for all
+        return self.said()
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether something is being written along with what others say."""
+        return self._word is not None
+
+    def said(self) -> Said | None:
+        """What came of it; None while it is being written, and `wake` is called in the end."""
+        word = self._word
+        if word is None or not word.is_settled:
+            return None
+        self._word = None
+        return self._written(word)
+
+    def forget(self) -> None:
+        """What was being said is the word of a node that is no more."""
+        self._word = None
+
+    def _written(self, word: Word) -> Said:
+        lease = word.lease
         try:
-            outcome = write()
+            outcome = word.outcome or self._write([word])
         except EtcdLeaseLostError:
-            if was_granted or time.monotonic() >= lease.renewal.sent_at + lease.ttl_s:
+            if word.was_granted or time.monotonic() >= lease.renewal.sent_at + lease.ttl_s:
                 raise  # it may have come, with the words, and have gone again: never twice under one name (rule 9)
             self._client.ensure(lease)  # it was asked for ahead, and the words were quicker
-            outcome = write()
-        if puts or outcome.succeeded:
+            outcome = self._write([word])
+        leads = outcome.succeeded and word.is_first
+        if word.puts or leads:
             lease.exists(lease.renewal, keep=True)  # etcd's answer to the grant itself may have been lost
         leader = None if outcome.succeeded else estate.found_by(outcome, -2)
         board = estate.found_by(outcome, -2 if outcome.succeeded else -1)
-        if outcome.succeeded or (leader is not None and leader.lease == lease.id):
+        if leads or (leader is not None and leader.lease == lease.id):
             created = outcome.revision if leader is None else leader.create_revision
             if self._leader is None or self._leader.is_over:
                 self._leader = Leader(
-                    *(self._client, self._keys, self._run_id, node_id, lease, created, self._wake),
-                    found=estate.found_by_founder(keys, outcome) if outcome.succeeded and board is None else None,
-                    took_s=time.monotonic() - began,
+                    *(self._client, self._keys, self._run_id, word.node_id, lease, created, self._wake),
+                    found=estate.found_by_founder(self._keys, outcome) if leads and board is None else None,
+                    took_s=time.monotonic() - word.began,
                 )
         return Said(outcome.revision, board)
+
+    def _join_chorus(self) -> Chorus:
+        if self._chorus is None:
+            self._chorus = self._client.part(Choir).of(self._keys.run)
+        return self._chorus
+
+    def _write(self, words: Sequence[Word]) -> Outcome:
+        keys, first = self._keys, words[0]
+        puts = [put for word in words for put in word.puts]
+        return self._client.transaction(
+            [compare(keys.leader, create_revision=0)],
+            [*puts, put_op(keys.leader, first.node_id, lease=first.lease.id), get_op(keys.board), estate.said_op(keys)],
+            [*puts, get_op(keys.leader), get_op(keys.board)],
+            again=True,
+        )
 
     def is_vacant(self, lease: Lease, size: int, *, named_at: int) -> bool:
         """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`.

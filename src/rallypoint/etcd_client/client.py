@@ -21,7 +21,7 @@ from rallypoint.etcd_client.errors import (
     EtcdMessageError,
     EtcdRefusedError,
 )
-from rallypoint.etcd_client.hub import STATUS, Hub, Kind, Reply, open_hub, release_hub
+from rallypoint.etcd_client.hub import STATUS, Hub, Kind, P, Reply, open_hub, release_hub
 from rallypoint.etcd_client.keeper import Keeper
 from rallypoint.etcd_client.leases import Lease, Renewal
 from rallypoint.etcd_client.messages import (
@@ -107,6 +107,10 @@ class EtcdClient:
     def warm_up(self) -> None:
         """Begin to connect without waiting, where a first call is to come soon and to be quick; says nothing if it fails."""
         self._open.warm_up()
+
+    def part(self, kind: type[P]) -> P:
+        """The one of its kind that all clients of this cluster in this process share; it ends with the last of them."""
+        return self._open.part(kind)
 
     # Keys and values --------------------------------------------------------------------------------------------------
 
@@ -247,18 +251,27 @@ class EtcdClient:
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
-    def grant(self, ttl_s: int, *, keep: bool = True, ahead: bool = False, timeout_s: float | None = None) -> Lease:
+    def grant(
+        self,
+        ttl_s: int,
+        *,
+        keep: bool = True,
+        ahead: bool = False,
+        wake: Callable[[], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> Lease:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
         With `ahead` this does not wait for the answer: what is written on the lease next goes along with the grant, and
         both wait for etcd's disks once.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
-        the lease, and write again.  It is for leases that are kept; others are waited for.
+        the lease, and write again.  It is for leases that are kept; others are waited for.  `wake` is called, on a thread
+        of the client's, when etcd has answered, or has not in time.
         """
         hub, asked_at = self._open, time.monotonic()
         # The id is ours, so that a grant whose answer was lost can be asked for again.
         lease = self._lease(secrets.randbits(62) + 1, Renewal(ttl_s, asked_at))
         if ahead and keep and (hub.user is None or hub.logins):
-            hub.ask(_GRANT, LeaseGrantRequest(ttl_s, lease.id), self._time(timeout_s), partial(_granted, lease))
+            hub.ask(_GRANT, LeaseGrantRequest(ttl_s, lease.id), self._time(timeout_s), partial(_granted, lease, wake))
         else:
             self._grant(lease, timeout_s, keep=keep)
         if keep:
@@ -266,7 +279,7 @@ class EtcdClient:
         return lease
 
     def _lease(self, lease_id: int, renewal: Renewal) -> Lease:
-        return Lease(lease_id, renewal, self._open.part(Keeper), self.revoke, self._leases.discard)
+        return Lease(lease_id, renewal, self.part(Keeper), self.revoke, self._leases.discard)
 
     def ensure(self, lease: Lease, *, timeout_s: float | None = None) -> None:
         """Wait until a lease that was asked for ahead is granted."""
@@ -359,14 +372,14 @@ class EtcdClient:
         def read(read_timeout_s: float) -> tuple[tuple[KeyValue, ...], int]:
             return self._read_all(key, prefix, end, read_timeout_s)
 
-        watch = Watch(self._open.part(Watcher), watched, read, self._time(timeout_s), snapshot=snapshot, wake=wake)
+        watch = Watch(self.part(Watcher), watched, read, self._time(timeout_s), snapshot=snapshot, wake=wake)
         self._watches = {known for known in self._watches if not known.is_over} | {watch}
         return watch
 
     @property
     def watching(self) -> int:
         """About how many watches there are in this process, of all clients of the cluster."""
-        return self._open.part(Watcher).count
+        return self.part(Watcher).count
 
     def _read_all(
         self, key: Text, prefix: bool, end: Text | None, timeout_s: float
@@ -439,13 +452,15 @@ class EtcdClient:
         return self._timeout_s if timeout_s is None else timeout_s
 
 
-def _granted(lease: Lease, reply: Reply) -> None:
+def _granted(lease: Lease, wake: Callable[[], None] | None, reply: Reply) -> None:
     """What came of a grant that nobody waited for; where it is not known, whoever needs it asks again."""
     if isinstance(reply.outcome, bytes):
         with suppress(EtcdMessageError):
             granted_s = decode(LeaseGrantResponse, reply.outcome).ttl
             lease.exists(Renewal(granted_s, lease.renewal.sent_at), keep=True)
     lease.answered.set()
+    if wake is not None:
+        wake()
 
 
 def _id(lease: Lease | int) -> int:
