@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
+from rallypoint.etcd import crew
 from rallypoint.etcd_client import EtcdError, Lease, Outcome
 from rallypoint.etcd_client.hub import Hub
 from rallypoint.etcd_client.messages import RequestOp
@@ -46,50 +47,54 @@ class Chorus:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[Word] = deque()
+        self._waiting: deque[tuple[Word, Write]] = deque()
         self._is_busy = False
 
     def say(self, word: Word, write: Write) -> None:
-        """Write it, and those that come meanwhile; or leave it to whoever is writing: then it is not settled yet.
+        """Write it, with those that wait; or where somebody is writing, leave it to be written next: it is not settled yet.
 
         What goes wrong is left to each of them to try alone.
         """
         with self._lock:
-            self._waiting.append(word)
+            self._waiting.append((word, write))
             if self._is_busy:
                 return
             self._is_busy = True
-        while together := self._take():
-            outcome: Outcome | None = None
+        if self._write_some(word):
+            # Others came meanwhile.  They are not to be held up by what this one does next, nor it by them.
             try:
-                with suppress(EtcdError):
-                    outcome = write(together)
-            finally:
-                self._settle(together if outcome is not None else [*together, *self._dismiss()], outcome, word)
-            if outcome is None:
-                return
+                crew.enlist(self._write_rest).wake()
+            except RuntimeError:  # no thread is to be had
+                self._write_rest()
 
-    def _take(self) -> list[Word]:
-        """The words of those who wait; where there are none, whoever comes next writes."""
+    def _write_rest(self) -> None:
+        while self._write_some(None):
+            pass
+
+    def _write_some(self, own: Word | None) -> bool:
+        """As many as fit into one transaction; whether there are more.  Where there are none, whoever comes next writes."""
         with self._lock:
             together = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
-            self._is_busy = bool(together)
-            return together
+        words, write, outcome = [word for word, _ in together], together[0][1], None
+        try:
+            with suppress(EtcdError):
+                outcome = write(words)
+        finally:
+            with self._lock:
+                if outcome is None:
+                    words += [word for word, _ in self._waiting]
+                    self._waiting.clear()
+                self._is_busy = bool(self._waiting)
+                is_more = self._is_busy
+            _settle(words, outcome, own)
+        return is_more
 
-    def _dismiss(self) -> list[Word]:
-        """All who wait; whoever comes next writes."""
-        with self._lock:
-            together = list(self._waiting)
-            self._waiting.clear()
-            self._is_busy = False
-            return together
 
-    @staticmethod
-    def _settle(together: Sequence[Word], outcome: Outcome | None, own: Word) -> None:
-        for word in together:
-            word.outcome, word.is_first, word.is_settled = outcome, outcome is None or word is together[0], True
-            if word is not own:
-                word.wake()
+def _settle(words: Sequence[Word], outcome: Outcome | None, own: Word | None) -> None:
+    for word in words:
+        word.outcome, word.is_first, word.is_settled = outcome, outcome is None or word is words[0], True
+        if word is not own:
+            word.wake()
 
 
 class Choir:
