@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,18 +40,19 @@ class NodeProcess:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def hear(self) -> Any:
+    def hear(self, within_s: float = SOON_S) -> Any:
         """The next thing that it says."""
         try:
-            said = self._said.get(timeout=SOON_S)
+            said = self._said.get(timeout=max(within_s, 0))
         except queue.Empty:
             raise AssertionError(f"{self.library} node {self.name} says nothing") from None
         assert said is not None, f"{self.library} node {self.name} ended with {self.process.wait()}"
         return said
 
     def hear_world_of(self, size: int) -> Any:
-        """The next world of that size that it is in."""
-        while len((said := self.hear()).get("names", ())) != size:
+        """The next world of that size that it is in; the time is for all the others before it as well."""
+        deadline = time.monotonic() + SOON_S
+        while len((said := self.hear(deadline - time.monotonic())).get("names", ())) != size:
             pass
         return said
 

@@ -97,6 +97,7 @@ def test_the_keys_of_a_world_are_those_of_the_protocol(stage: Stage) -> None:
     assert sorted(state.pop("keep_alives")) == [f"{rdzv}/v_1/rank_0", f"{rdzv}/v_1/rank_1"]
     assert state == {"status": "final", "version": "1", "participants": [0, 1], "num_workers_waiting": 0}
     assert node.ttl is None
+    assert not protocol.is_mixed(node.value)
     assert stage.client.read(f"{rdzv}/version_counter").value == "1"
     assert 0 < stage.client.read(f"{rdzv}/v_1/rank_0").ttl <= 10
     assert 7100 < stage.client.read(stage.root).ttl <= 7200
@@ -114,6 +115,21 @@ def test_the_last_call_waits_for_more_and_ends(stage: Stage) -> None:
     infos = stage.meet(*nodes)
     assert {info.world_size for info in infos} == {2}
     assert time.monotonic() - began >= 1.0
+
+
+def test_a_last_call_lasts_longer_where_a_node_of_pytorchs_was_seen_by_anybody(one: Stage) -> None:
+    """Theirs take a second to come back; the one who keeps the last call knows it from another of ours."""
+    first, keeper, late = (one.node(2, 3, last_call_timeout=0) for _ in range(3))
+    theirs = json.dumps({"status": "joinable", "version": "1", "participants": []})
+    one.client.write(f"{one.root}/rdzv/active_version", theirs)
+    joining = one.join(first)
+    wait_until(lambda: one.state()["participants"] == [0])
+    joining += one.join(keeper)
+    wait_until(lambda: one.state()["participants"] == [0, 1])
+    joining += one.join(late)
+    assert [future.result(SOON_S).world_size for future in joining] == [3, 3, 3]
+    assert one.state()["version"] == "1"
+    assert protocol.is_mixed(one.active.value)
 
 
 def test_the_one_who_completes_min_keeps_the_state_alive(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,14 @@ def test_one_world_of_both_in_all_other_ways(one_etcd: Cluster, name: str, roles
     live(one_etcd, name, *roles)
 
 
+def test_a_node_of_torchs_is_not_too_late_for_those_who_are_back_at_once(one_etcd: Cluster, name: str) -> None:
+    """Ours regroup within milliseconds, without a last call; torch's sleeps for a second first."""
+    with crowd(one_etcd.endpoint, name, 2, 3, last_call=0) as nodes:
+        ours = [nodes.start("ours", "A"), nodes.start("ours", "B")]
+        meet(ours)
+        meet([*ours, nodes.start("torch", "C")])
+
+
 def test_extra_data_is_shared(one_etcd: Cluster, name: str) -> None:
     ours = EtcdRendezvous(one_etcd.client(), "/torchelastic/p2p", name, 1, 1, 60, 1)
     version, _, _ = ours.rendezvous_barrier()

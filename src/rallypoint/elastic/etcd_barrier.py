@@ -25,6 +25,10 @@ OURS = "rallypoint"
 
 _SEEN_S = 1.0
 """How long PyTorch's nodes get to see that somebody waits before a broken world is cleared away: they learn it no other way."""
+_BACK_S = 1.5
+"""How much longer a last call lasts where PyTorch's nodes are about.  Theirs sleep for a second when a world was cleared
+away, while ours come back at once: a shorter last call would be over before they look, each time anew.  Its own is a second
+longer than it says."""
 _ONE_NODE_S = 0.004
 _LONGEST_PAUSE_S = 0.25
 
@@ -56,6 +60,7 @@ class Barrier:
         self._min, self._max = min_nodes, max_nodes
         self._last_call_s = last_call_s
         self._lease: Lease | None = None
+        self._mixed = False
         # Of the wait that is under way:
         self._last_call_at = 0.0
         self._keep_at = 0.0
@@ -151,7 +156,7 @@ class Barrier:
         """Begin a version, unless somebody else does."""
         self.prepare(term)
         setup = protocol.set_up()
-        text = protocol.written(setup.state)
+        text = self._written(setup)
         if not self._keys.swap(self._active, text, term, ttl_s=setup.ttl_s).done:
             return
         while True:
@@ -171,7 +176,7 @@ class Barrier:
             return None, self._next(found, protocol.JOINABLE_TTL_S, term)
         edit = protocol.joined(state, self._min, self._max)
         started = time.monotonic()
-        text = protocol.written(edit.state)
+        text = self._written(edit)
         swapped = self._keys.swap(self._active, text, term, before=found.text, ttl_s=edit.ttl_s)
         if swapped.done:
             self._conflicts = 0
@@ -188,15 +193,15 @@ class Barrier:
         if seat.rank != self._min - 1:
             return seat, self._next(found, protocol.JOINABLE_TTL_S, term)
         assert found.state is not None
-        now = time.monotonic()
-        if now >= self._last_call_at:
+        now, ends_at = time.monotonic(), self._last_call_at + (_BACK_S if self._mixed else 0.0)
+        if now >= ends_at:
             self._edit(found, protocol.frozen(found.state), term)
             return seat, None
         if now >= self._keep_at:
             self._keep_at = now + protocol.JOINABLE_TTL_S / 2
             self._edit(found, Edit(found.state, protocol.JOINABLE_TTL_S), term)
             return seat, None
-        return seat, self._next(found, min(self._last_call_at, self._keep_at) - now, term)
+        return seat, self._next(found, min(ends_at, self._keep_at) - now, term)
 
     def _confirm(self, seat: Seat, found: _Found, term: Term) -> _Found | None:
         assert found.state is not None
@@ -211,7 +216,7 @@ class Barrier:
             self._lease = Lease(self._keys, key, protocol.KEEP_ALIVE_TTL_S, revive=self._revive)
         edit = protocol.confirmed(found.state, key)
         started = time.monotonic()
-        text = protocol.written(edit.state)
+        text = self._written(edit)
         swapped = self._keys.swap(self._active, text, term, before=found.text, ttl_s=edit.ttl_s)
         if swapped.done:
             self._conflicts = 0
@@ -246,11 +251,15 @@ class Barrier:
         answer = self._keys.read(self._active, _at_least(term, self._keys))
         if answer.node is None:
             return _Found(None, "", answer.at)
+        self._mixed = self._mixed or protocol.is_mixed(answer.node.value)
         return _Found(protocol.read(answer.node.value), answer.node.value, answer.at)
+
+    def _written(self, edit: Edit) -> str:
+        return protocol.written(edit.state, mixed=self._mixed)
 
     def _edit(self, found: _Found, edit: Edit, term: Term, before: str | None = None) -> bool:
         """Change the state, if it is still as it was found."""
-        text, expected = protocol.written(edit.state), before or (found.text if found.state is not None else None)
+        text, expected = self._written(edit), before or (found.text if found.state is not None else None)
         started = time.monotonic()
         if self._keys.swap(self._active, text, term, before=expected, ttl_s=edit.ttl_s).done:
             self._conflicts = 0

@@ -1,7 +1,8 @@
 """The older etcd protocol, the part that decides: what the state of a run may become.  Pure; the words are the protocol's.
 
 The state is a JSON object, written by compare-and-set on what was there before; nodes of PyTorch's own backend write it as
-well.  So that a write can be told from everybody else's after a lost answer, ours end with blanks that nobody else has.
+well.  So that a write can be told from everybody else's after a lost answer, ours end with blanks that nobody else has;
+one blank more passes on that nodes of PyTorch's are about.
 """
 
 from __future__ import annotations
@@ -48,9 +49,15 @@ def read(text: str) -> State:
     return state
 
 
-def written(state: State) -> str:
-    """The text of a state, unlike any that was written before."""
-    return json.dumps(state) + f"{secrets.randbits(_BLANKS):0{_BLANKS}b}".translate(_AS_BLANKS)
+def written(state: State, *, mixed: bool = False) -> str:
+    """The text of a state, unlike any that was written before; mixed is a run that nodes of PyTorch's take part in."""
+    blanks = _BLANKS + 1 if mixed else _BLANKS
+    return json.dumps(state) + f"{secrets.randbits(_BLANKS):0{blanks}b}".translate(_AS_BLANKS)
+
+
+def is_mixed(text: str) -> bool:
+    """Whether a node of PyTorch's wrote this, or one of ours that knows of one."""
+    return len(text) - len(text.rstrip(" \t")) != _BLANKS
 
 
 def set_up() -> Edit:
