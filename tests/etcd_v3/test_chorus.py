@@ -25,7 +25,16 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd.succession import Succession
-from rallypoint.etcd_client import EtcdClient, EtcdUnavailableError, Lease, Outcome
+from rallypoint.etcd_client import (
+    EtcdClient,
+    EtcdClosedError,
+    EtcdError,
+    EtcdLeaseLostError,
+    EtcdRefusedError,
+    EtcdUnavailableError,
+    Lease,
+    Outcome,
+)
 from rallypoint.etcd_client.leases import Renewal
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, until
@@ -187,7 +196,7 @@ def test_many_go_in_several_transactions_in_the_order_in_which_they_came(
     assert [singer.word.outcome for singer in others] == [paper.outcomes[1 + number // 32] for number in range(70)]
 
 
-def test_what_etcd_does_not_take_is_left_to_each_to_try_alone(pool: ThreadPoolExecutor) -> None:
+def test_where_etcd_does_not_answer_all_who_wait_are_told(pool: ThreadPoolExecutor) -> None:
     chorus, paper = Chorus(), Paper(None, EtcdUnavailableError("nobody is there"))
     first, *others, late, after = singers(43)
     meanwhile(pool, chorus, paper, first, others)
@@ -199,10 +208,51 @@ def test_what_etcd_does_not_take_is_left_to_each_to_try_alone(pool: ThreadPoolEx
     assert [len(together) for together in paper.written] == [1, 32]
     assert first.state == (True, paper.outcomes[0], True)
     assert [singer.found for singer in (*others, late)] == [[(True, None, True)]] * 41
+    # It is no better for those who wait: nobody is to try at once, be it alone.
+    assert all(isinstance(singer.word.trouble, EtcdUnavailableError) for singer in (*others, late))
     paper.go.release()
     chorus.say(after.word, paper.write)
     assert paper.written[2:] == [["n42"]]
     assert after.state == (True, paper.outcomes[1], True)
+
+
+@pytest.mark.parametrize("kind", [EtcdLeaseLostError, EtcdRefusedError, EtcdClosedError])
+def test_what_one_may_be_to_blame_for_is_left_to_each_to_try_alone_and_those_who_wait_are_written(
+    pool: ThreadPoolExecutor, kind: type[EtcdError]
+) -> None:
+    chorus, paper = Chorus(), Paper(None, kind("one of them"))
+    first, *others = singers(41)
+    meanwhile(pool, chorus, paper, first, others)
+    paper.go.release(3)
+    settled(*others)
+    assert [len(together) for together in paper.written] == [1, 32, 8]
+    assert [singer.found for singer in others[:32]] == [[(True, None, True)]] * 32
+    assert [singer.found for singer in others[32:]] == [[(True, paper.outcomes[1], not at)] for at in range(8)]
+    assert {singer.word.trouble for singer in others} == {None}
+
+
+def test_a_word_that_is_withdrawn_or_whose_lease_is_lost_is_left_out(pool: ThreadPoolExecutor) -> None:
+    chorus, paper = Chorus(), Paper()
+    first, withdrawn, lost, third, fourth = singers(5)
+    meanwhile(pool, chorus, paper, first, [withdrawn, lost, third, fourth])
+    withdrawn.word.is_withdrawn = True
+    lost.word.lease.lost.set()
+    paper.go.release(2)
+    settled(withdrawn, lost, third, fourth)
+    assert paper.written == [["n0"], ["n3", "n4"]]
+    assert [singer.found for singer in (withdrawn, lost)] == [[(True, None, True)]] * 2
+    assert [singer.found for singer in (third, fourth)] == [[(True, paper.outcomes[1], at)] for at in (True, False)]
+
+
+def test_where_all_are_left_out_nothing_is_written_and_the_next_who_comes_writes(pool: ThreadPoolExecutor) -> None:
+    chorus, paper = Chorus(), Paper()
+    first, withdrawn, after = singers(3)
+    meanwhile(pool, chorus, paper, first, [withdrawn])
+    withdrawn.word.is_withdrawn = True
+    paper.go.release(2)
+    settled(withdrawn)
+    chorus.say(after.word, paper.write)
+    assert paper.written == [["n0"], ["n2"]]
 
 
 def test_who_alone_writes_what_etcd_does_not_take_is_left_to_try_again() -> None:
@@ -452,3 +502,22 @@ def test_one_that_leaves_while_its_word_waits_leaves_nothing_behind(
     assert observer.words() == 4
     with pytest.raises(RendezvousError, match="left"):
         places[1].result(SOON_S)
+
+
+def test_one_that_gives_up_while_its_word_waits_takes_it_back_and_its_link_stays(
+    scene: Scene, observer: Observer
+) -> None:
+    """As one does whose join timed out: it has still a lease, on which its word would be found."""
+    nodes, _ = scene.meanwhile(2, Bounds(4, 4))
+    gives_up = member(scene.cluster.endpoints, scene.run, Bounds(4, 4), "c")
+    scene.ends.callback(gives_up.leave, Reason.WITHDREW, patience_s=0.0)
+    link = link_of(gives_up)
+    link.join(60.0)
+    until(partial(scene.are_waiting, nodes[0], 2), "its word waits")
+    link.leave(Reason.WITHDREW)
+    scene.pen.go.set()
+    until(lambda: observer.words() == 3 or link._to_say is None, "it is written, or was taken back at once")
+    until(lambda: link._to_say is None and observer.words() == 2, "it is taken back")
+    assert scene.pen.sizes == [1, 2]
+    assert link._lease is not None
+    assert not link._lease.lost.is_set()
