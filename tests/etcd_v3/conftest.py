@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -15,6 +16,13 @@ def stage() -> Iterator[EtcdStage]:
     stage = EtcdStage()
     yield stage
     stage.end()
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    """What is to be done at the end, whatever happens."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -22,13 +21,6 @@ from rallypoint.membership.identity import mint_id
 from tests.etcd.servers import Cluster
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, until
 from tests.etcd_v3.test_lasting import joined, link_of, member
-
-
-@pytest.fixture
-def ends() -> Iterator[ExitStack]:
-    """What is to be done at the end, whatever happens."""
-    with ExitStack() as stack:
-        yield stack
 
 
 def board(token: str) -> bytes:

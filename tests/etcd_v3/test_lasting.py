@@ -49,13 +49,6 @@ def link_of(node: EtcdMember) -> EtcdLink:
     return node.link
 
 
-@pytest.fixture
-def ends() -> Iterator[ExitStack]:
-    """What is to be done at the end, whatever happens."""
-    with ExitStack() as stack:
-        yield stack
-
-
 def joined(ends: ExitStack, *nodes: EtcdMember) -> None:
     """All of them at once, in one world."""
     for node in nodes:

@@ -9,11 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from rallypoint.etcd import crew
-from rallypoint.etcd_client import EtcdError, Lease, Outcome
+from rallypoint.etcd_client import (
+    EtcdClosedError,
+    EtcdError,
+    EtcdLeaseLostError,
+    EtcdRefusedError,
+    Lease,
+    Outcome,
+)
 from rallypoint.etcd_client.hub import Hub
 from rallypoint.etcd_client.messages import RequestOp
 
@@ -31,11 +37,17 @@ class Word:
         self.puts = tuple(puts)
         self.wake = wake
         self.outcome: Outcome | None = None
-        """What came of the transaction that it was written in; None where it has yet to be written, alone."""
+        """What came of the transaction that it was written in; None where it has yet to be written, alone.
+
+        So it is where somebody else's word may have been to blame."""
         self.is_first = True
         """Whether it was not written along with another: if nobody leads, that one does."""
+        self.trouble: EtcdError | None = None
+        """Why it could not be written, nor could it be alone."""
         self.is_settled = False
         """Whether there is nobody to wait for."""
+        self.is_withdrawn = False
+        """Whether its node wants it written no more."""
 
 
 Write = Callable[[Sequence[Word]], Outcome]
@@ -51,10 +63,7 @@ class Chorus:
         self._is_busy = False
 
     def say(self, word: Word, write: Write) -> None:
-        """Write it, with those that wait; or where somebody is writing, leave it to be written next: it is not settled yet.
-
-        What goes wrong is left to each of them to try alone.
-        """
+        """Write it, with those that wait; or where somebody is writing, leave it to be written next: it is not settled yet."""
         with self._lock:
             self._waiting.append((word, write))
             if self._is_busy:
@@ -75,26 +84,29 @@ class Chorus:
         """As many as fit into one transaction; whether there are more.  Where there are none, whoever comes next writes."""
         with self._lock:
             together = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
-        words, write, outcome = [word for word, _ in together], together[0][1], None
+        # A lease that is gone would spoil it for all.
+        able = [(word, write) for word, write in together if not word.is_withdrawn and not word.lease.lost.is_set()]
+        words, outcome, trouble, is_more = [word for word, _ in able], None, None, False
         try:
-            with suppress(EtcdError):
-                outcome = write(words)
+            outcome = able[0][1](words) if able else None
+            is_more = True
+        except (EtcdLeaseLostError, EtcdRefusedError, EtcdClosedError):
+            is_more = True
+        except EtcdError as exc:
+            trouble = exc
         finally:
+            settled = [word for word, _ in together]
             with self._lock:
-                if outcome is None:
-                    words += [word for word, _ in self._waiting]
+                if not is_more:  # it is no better for those who wait
+                    settled += [word for word, _ in self._waiting]
                     self._waiting.clear()
-                self._is_busy = bool(self._waiting)
-                is_more = self._is_busy
-            _settle(words, outcome, own)
+                self._is_busy = is_more = bool(self._waiting)
+            for word in settled:
+                word.outcome, word.trouble = outcome if word in words else None, trouble
+                word.is_first, word.is_settled = word.outcome is None or word is words[0], True
+                if word is not own:
+                    word.wake()
         return is_more
-
-
-def _settle(words: Sequence[Word], outcome: Outcome | None, own: Word | None) -> None:
-    for word in words:
-        word.outcome, word.is_first, word.is_settled = outcome, outcome is None or word is words[0], True
-        if word is not own:
-            word.wake()
 
 
 class Choir:

@@ -20,10 +20,10 @@ from enum import Enum
 log = logging.getLogger("rallypoint.etcd")
 
 USUAL = 4
-"""So many threads at most, usually: the more of them compete for the interpreter, the longer all others wait for it."""
+"""So many turns are had at a time, usually: the more threads compete for the interpreter, the longer all others wait."""
 
 _STUCK_S = 0.1
-"""So long may all of them wait for etcd before there is one more, for whoever is woken then."""
+"""Where nobody has begun or ended a turn for so long, all wait for etcd, and one more is let in."""
 
 _MOST = 64
 """So many threads at most."""
@@ -57,18 +57,19 @@ class Post:
 
 
 class Crew:
-    """Some threads, as many as there are posts, but usually not more than `usual`.  They end with the last post."""
+    """Some threads: one for each post, but not more than `usual` and one that looks out.  They end with the last post."""
 
     def __init__(self, usual: int = USUAL) -> None:
         self._usual = usual
-        self._work = threading.Condition(threading.Lock())
+        self._work = threading.Condition()
         self._ready: deque[Post] = deque()
         self._alarms: list[tuple[float, int, Post]] = []
         self._numbers = itertools.count()
         self._posts = 0
         self._threads = 0
-        self._idle = 0
-        self._went_on_at = 0.0  # when one of them last began or ended a turn
+        self._at_work = 0
+        self._looks_out = 0  # how many wait to see whether all others are stuck
+        self._went_on_at = 0.0
 
     @property
     def threads(self) -> int:
@@ -79,40 +80,47 @@ class Crew:
         """One more to be given turns, the first of them when it is woken; RuntimeError where there is no thread to be had."""
         with self._work:
             self._posts += 1
-            if self._threads < self._wanted:
-                try:
-                    self._start()
-                except RuntimeError:
-                    if not self._threads:
-                        self._posts -= 1
-                        raise
+        try:
+            self._reinforce()
+        except RuntimeError:
+            with self._work:
+                if not self._threads:
+                    self._posts -= 1
+                    raise
         return Post(self, turn)
-
-    @property
-    def _wanted(self) -> int:
-        return min(self._posts, self._usual)
-
-    def _start(self) -> None:
-        threading.Thread(target=self._serve, name="rallypoint-etcd", daemon=True).start()
-        self._threads += 1
 
     def wake(self, post: Post) -> None:
         """Give it a turn as soon as a thread is free."""
         with self._work:
             if post.state is _State.RESTS:
                 self._make_ready(post)
-                self._work.notify()
-                if not self._idle and self._threads < min(self._posts, _MOST) and self._is_stuck():
-                    with suppress(RuntimeError):
-                        self._start()
+                if self._at_work < self._usual or not self._looks_out:
+                    self._work.notify()
             elif post.state is _State.AT_WORK:
                 post.state = _State.WOKEN
 
-    def _is_stuck(self) -> bool:
-        return time.monotonic() >= self._went_on_at + _STUCK_S
+    @property
+    def _wanted(self) -> int:
+        """How many threads there ought to be: where all of the usual ones have a turn, somebody is to look out."""
+        return min(self._posts, max(self._usual, min(self._at_work, _MOST - 1)) + 1)
+
+    def _reinforce(self) -> None:
+        """One more thread where there are too few."""
+        with self._work:
+            if self._threads >= self._wanted:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._serve, name="rallypoint-etcd", daemon=True).start()
+        except RuntimeError:
+            with self._work:
+                self._threads -= 1
+            raise
 
     def _serve(self) -> None:
         while (post := self._next()) is not None:
+            with suppress(RuntimeError):
+                self._reinforce()
             try:
                 wait_s = post.turn()
             except Exception:
@@ -123,42 +131,62 @@ class Crew:
     def _next(self) -> Post | None:
         """Whose turn it is; None where this thread is one too many."""
         with self._work:
-            while self._threads <= self._wanted or self._ready:
-                self._went_on_at = now = time.monotonic()
-                while self._alarms and self._alarms[0][0] <= now:
-                    moment, _, post = heapq.heappop(self._alarms)
-                    if post.state is _State.RESTS and post.due == moment:
-                        self._make_ready(post)
-                if self._ready:
-                    self._work.notify()  # whoever is free looks at the clock from now on
+            while True:
+                now = time.monotonic()
+                self._ring(now)
+                stuck_at = self._went_on_at + _STUCK_S
+                if self._ready and (self._at_work < self._usual or now >= stuck_at):
                     post = self._ready.popleft()
-                    post.state = _State.AT_WORK
+                    if post.state not in (_State.READY, _State.RESTS):
+                        continue
+                    post.state, self._went_on_at = _State.AT_WORK, now
+                    self._at_work += 1
+                    if not self._looks_out:
+                        self._work.notify()  # whoever is free looks at the clock from now on
                     return post
-                self._idle += 1
-                self._work.wait(self._alarms[0][0] - now if self._alarms else None)
-                self._idle -= 1
-            self._threads -= 1
-            self._work.notify()
-            return None
+                if self._threads > self._wanted:
+                    self._threads -= 1
+                    self._work.notify()
+                    return None
+                is_on_lookout = bool(self._ready)
+                self._looks_out += is_on_lookout
+                self._work.wait(stuck_at - now if is_on_lookout else self._alarms[0][0] - now if self._alarms else None)
+                self._looks_out -= is_on_lookout
+
+    def _ring(self, now: float) -> None:
+        """Whose time has come is ready."""
+        while self._alarms and self._alarms[0][0] <= now:
+            moment, _, post = heapq.heappop(self._alarms)
+            if post.state is _State.RESTS and post.due == moment:
+                self._make_ready(post)
 
     def _took(self, post: Post, wait_s: float | None) -> None:
         """It has had a turn, and wants the next one after so many seconds."""
         with self._work:
+            self._at_work -= 1
+            self._went_on_at = time.monotonic()
             if wait_s is None:
-                post.state = _State.OVER
+                post.state, post.turn = _State.OVER, _nothing  # what it had to do with is kept alive no longer
                 self._posts -= 1
+                if not self._posts:
+                    self._alarms.clear()
                 self._work.notify_all()
             elif post.state is _State.WOKEN or wait_s <= 0:
                 self._make_ready(post)
             else:
-                post.state, post.due = _State.RESTS, time.monotonic() + wait_s
+                post.state, post.due = _State.RESTS, self._went_on_at + wait_s
                 heapq.heappush(self._alarms, (post.due, next(self._numbers), post))
         if wait_s is None:
             post.over.set()
 
     def _make_ready(self, post: Post) -> None:
-        post.state = _State.READY
+        # In this order: a signal in between, by which this call ends, costs nobody its turn.
         self._ready.append(post)
+        post.state = _State.READY
+
+
+def _nothing() -> None:
+    """The turn of one that is over."""
 
 
 class _Process:

@@ -139,7 +139,9 @@ class EtcdLink(LinkTurns):
             )
 
     def close(self) -> None:
-        """End the link: the node's lease goes, and with it its key."""
+        """End the link: the node's lease goes, and with it its key.  In a forked child there is nothing to end."""
+        if os.getpid() != self._pid:
+            return
         with self.changed:
             self._ending = True
             self.changed.notify_all()

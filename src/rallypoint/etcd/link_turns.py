@@ -132,9 +132,11 @@ class LinkTurns:
         with self.changed:
             asked = self._asked
         try:
-            wait_s = self._turn()
-            self._pause_s = _FIRST_RETRY_S
-            self._well()
+            wait_s = self._speak()
+            if wait_s <= 0:
+                wait_s = self._turn()
+                self._pause_s = _FIRST_RETRY_S
+                self._well()
             return wait_s
         except EtcdLeaseLostError as exc:
             self._lose(str(exc))
@@ -160,15 +162,16 @@ class LinkTurns:
             self._refuse(f"the link to etcd failed: {exc!r}", asked)
         return self._lease_ttl_s
 
-    def _turn(self) -> float:
-        """Do all that is to be done; how long to wait for more."""
+    def _speak(self) -> float:
+        """Say what is to be said.  Where that takes several turns: how long to wait at most for the next one; else 0."""
         if self._reading.node_id not in ("", self._view.node.id):
             self._shed()  # the node was given up, and comes back as another
         if self._lease is not None:
             self._lease.check()
-        wait_s = self._say()
-        if wait_s > 0:
-            return wait_s
+        return self._say()
+
+    def _turn(self) -> float:
+        """Do all else that is to be done; how long to wait for more."""
         self._say_wish()
         if not self._reading.is_open:
             self._reading.stand_down()
@@ -192,10 +195,6 @@ class LinkTurns:
     # What the node says -------------------------------------------------------------------------------------------
 
     def _say(self) -> float:
-        """Say what is to be said.  A join is said step by step: until the next one, others may have their turns.
-
-        How long to wait for it at most; 0 where there is none.
-        """
         message = self._saying if self._succession.is_speaking else self._to_say
         if isinstance(message, Joined):
             wait_s = self._say_join(message)
@@ -208,9 +207,11 @@ class LinkTurns:
                 self._to_say = None
             if isinstance(message, Left):
                 self.changed.notify_all()
-        return 0.0
+        # What was asked while it was being said is not to wait for the next turn.
+        return self._say() if self._to_say is not None else 0.0
 
     def _say_join(self, message: Joined) -> float:
+        """Step by step: until the next one, others may have their turns."""
         lease = self._own_lease()  # first of all: etcd sees to it while the rest is made
         if self._succession.is_speaking:
             said = self._succession.said()
@@ -261,7 +262,8 @@ class LinkTurns:
         """What came of saying something; the revision that it was written at."""
         if said.board is not None and self._reading.take_board(said.board):
             self._hear()
-        self._succession.looked(lease, self._size)
+        # While there is no board, whoever founds the run may be gone before it was heard of.
+        self._succession.looked(lease, self._size if said.board is not None else 1)
         return said.revision
 
     @property
@@ -422,7 +424,7 @@ class LinkTurns:
 
     def _well(self) -> None:
         lease = self._lease
-        if lease is not None and (not lease.is_granted or (lease.trouble is not None and lease.remaining_s() <= 0)):
+        if lease is not None and lease.trouble is not None and lease.remaining_s() <= 0:
             return
         was_reached, self._reached = self._reached, True
         if was_reached and self._view.out_since is None:

@@ -65,11 +65,11 @@ class Succession:
 
     def say_with_others(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said | None:
         """The same, along with what other nodes of this process say; None where they are at it: then it is `said` later."""
-        self._word = word = Word(node_id, lease, puts, self._wake)
-        if word.was_granted:
-            self._join_chorus().say(word, self._write)
-        else:
-            word.is_settled = True  # a lease that is not there would spoil it for all
+        word = Word(node_id, lease, puts, self._wake)
+        if not word.was_granted:  # a lease that is not there would spoil it for all
+            return self._written(word)
+        self._join_chorus().say(word, self._write)
+        self._word = word
         return self.said()
 
     @property
@@ -83,11 +83,15 @@ class Succession:
         if word is None or not word.is_settled:
             return None
         self._word = None
+        if word.trouble is not None:
+            raise type(word.trouble)(*word.trouble.args) from word.trouble
         return self._written(word)
 
     def forget(self) -> None:
         """What was being said is the word of a node that is no more."""
-        self._word = None
+        if self._word is not None:
+            self._word.is_withdrawn = True
+            self._word = None
 
     def _written(self, word: Word) -> Said:
         lease = word.lease
@@ -165,6 +169,7 @@ class Succession:
 
     def end(self, after: int, timeout_s: float) -> None:
         """Let go of everything; a leader first publishes what was said up to this revision."""
+        self.forget()
         if self._watch is not None:
             self._watch.close()
         if self._leader is not None:

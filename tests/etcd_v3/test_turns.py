@@ -1,0 +1,136 @@
+"""A join is said in several turns: one in which a link only waits says nothing of etcd, and what etcd says is heard once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from rallypoint.core.model import Bounds, Reason
+from rallypoint.errors import RendezvousTimeoutError
+from rallypoint.etcd.chorus import Choir, Word
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.succession import Said, Succession
+from rallypoint.etcd_client import EtcdNoSpaceError, EtcdUnavailableError, Lease, Outcome
+from tests.etcd.servers import Cluster, running
+from tests.etcd_client.stage import SOON_S
+from tests.etcd_v3.harness import PREFIX, until
+from tests.etcd_v3.test_lasting import link_of, member
+
+
+def test_a_run_can_be_closed_after_a_join_failed_in_an_outage_that_is_over(run: str, ends: ExitStack) -> None:
+    with running() as cluster:
+        (etcd,) = cluster.members
+        etcd.kill()
+        node = member(cluster.endpoints, run, Bounds(1, 1))
+        ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+        with pytest.raises(RendezvousTimeoutError):
+            node.join(1.0)
+        etcd.start()
+        etcd.wait()
+        until(lambda: link_of(node).is_connected, "its link is well again")
+        node.close_run()
+        ends.close()
+
+
+def test_a_turn_in_which_a_word_waits_says_nothing_of_etcd(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    chorus = node._client.part(Choir).of(Keys(PREFIX, run).run)
+    chorus._is_busy = True  # as if another were writing
+    link = link_of(node)
+    link.join(60.0)
+    until(lambda: len(chorus._waiting) == 1, "its word waits")
+    link._fail("nobody is there")
+    link._pause_s = 2.0
+    had = threading.Event()
+    take_turn = link._speak
+
+    def speak() -> float:
+        wait_s = take_turn()
+        had.set()
+        return wait_s
+
+    monkeypatch.setattr(link, "_speak", speak)
+    link._wake()
+    assert had.wait(SOON_S)
+    post = link._post
+    assert post is not None
+    until(lambda: post.state.name == "RESTS", "its turn is over")
+    assert not link.is_connected
+    assert link.view.out_since is not None
+    assert link._pause_s == 2.0
+    chorus._write_rest()
+    assert node.wait(lambda view: view.world is not None, time.monotonic() + SOON_S)
+    assert link.is_connected
+
+
+@pytest.mark.parametrize("kind", [EtcdUnavailableError, EtcdNoSpaceError])
+def test_what_is_wrong_with_etcd_is_heard_at_the_first_try(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    lease = node._client.grant(5)
+    tries = 0
+
+    def fail(_: Succession, words: Sequence[Word]) -> Outcome:
+        nonlocal tries
+        tries += 1
+        raise kind("what is wrong")
+
+    monkeypatch.setattr(Succession, "_write", fail)
+    succession = link_of(node)._succession
+    with pytest.raises(kind, match="what is wrong"):
+        succession.say_with_others(lease, "a", [])
+    assert tries == 1
+    assert not succession.is_speaking
+
+
+def test_a_mistake_while_a_word_is_written_leaves_nothing_being_said(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    lease = node._client.grant(5)
+
+    def stumble(_: Succession, words: Sequence[Word]) -> Outcome:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(Succession, "_write", stumble)
+    succession = link_of(node)._succession
+    with pytest.raises(ValueError, match="a mistake"):
+        succession.say_with_others(lease, "a", [])
+    assert not succession.is_speaking
+
+
+def test_who_finds_no_board_looks_soon_whether_somebody_still_leads(
+    cluster: Cluster, run: str, ends: ExitStack
+) -> None:
+    """Whoever is about to found the run may be gone before it has: in a large run, all others would look late."""
+    node = member(cluster.endpoints, run, Bounds(1000, 1000))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    link = link_of(node)
+    lease: Lease = node._client.grant(5)
+    link._take(Said(1, None), lease)
+    assert link._succession.look_at <= time.monotonic() + 2.5
+
+
+def test_in_a_forked_child_there_is_nothing_to_close(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    node.join(30.0)
+    link = link_of(node)
+    with monkeypatch.context() as child:
+        child.setattr(link, "_pid", -1)
+        link.close()
+    assert not link._ending
+    assert link._post is not None
+    assert not link._post.over.is_set()
