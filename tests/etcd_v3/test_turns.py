@@ -27,11 +27,17 @@ def test_a_run_can_be_closed_after_a_join_failed_in_an_outage_that_is_over(run: 
         etcd.kill()
         node = member(cluster.endpoints, run, Bounds(1, 1))
         ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
-        with pytest.raises(RendezvousTimeoutError):
-            node.join(1.0)
+        node._client._timeout_s = 1.0
+        with pytest.raises(RendezvousTimeoutError, match="cannot be reached"):
+            node.join(2.5)
+        link = link_of(node)
+        until(
+            lambda: link._to_say is None and link._lease is not None,
+            "it has nothing to say, and a lease that never came",
+        )
         etcd.start()
         etcd.wait()
-        until(lambda: link_of(node).is_connected, "its link is well again")
+        until(lambda: link.is_connected, "its link is well again")
         node.close_run()
         ends.close()
 
