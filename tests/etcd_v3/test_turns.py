@@ -127,6 +127,23 @@ def test_who_finds_no_board_looks_soon_whether_somebody_still_leads(
     assert link._succession.look_at <= time.monotonic() + 2.5
 
 
+def test_who_is_no_longer_named_to_lead_next_watches_the_leader_no_more(
+    cluster: Cluster, run: str, ends: ExitStack
+) -> None:
+    """Else all nodes would in the end, and rise at once when it is gone."""
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    client, key = node._client, Keys(PREFIX, run).leader
+    with client.grant(5) as lease, client.grant(5) as another:
+        named_at = client.put(key, "another", lease=another).revision
+        succession = link_of(node)._succession
+        for named, watches in ((0, 0), (named_at, 1), (None, 1), (named_at, 1), (0, 0), (None, 0), (named_at, 1)):
+            assert not succession.is_vacant(lease, 4, named_at=named)
+            assert len([watch for watch in client._watches if not watch.is_over]) == watches
+        client.delete(key)
+        until(lambda: succession.is_vacant(lease, 4, named_at=named_at), "it hears that nobody leads")
+
+
 def test_in_a_forked_child_there_is_nothing_to_close(
     cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

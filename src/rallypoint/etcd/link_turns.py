@@ -358,8 +358,10 @@ class LinkTurns:
         if lease is None or view.state not in _TAKES_PART:
             self._succession.rest(self._lease_ttl_s)
             return
-        named = board is not None and view.node.id in board.successors
-        if self._succession.is_vacant(lease, self._size, named_at=self._reading.board_at if named else 0):
+        named_at = None
+        if board is not None:
+            named_at = self._reading.board_at if view.node.id in board.successors else 0
+        if self._succession.is_vacant(lease, self._size, named_at=named_at):
             self._say_and_lead(lease, [])
 
     # How it goes --------------------------------------------------------------------------------------------------

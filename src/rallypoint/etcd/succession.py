@@ -132,10 +132,11 @@ class Succession:
             again=True,
         )
 
-    def is_vacant(self, lease: Lease, size: int, *, named_at: int) -> bool:
+    def is_vacant(self, lease: Lease, size: int, *, named_at: int | None) -> bool:
         """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`.
 
-        `named_at` is the revision at which a leader has named this node as a successor; 0 where it has not.
+        `named_at` is the revision at which a leader has named this node as a successor; 0 where it names others, and None
+        where there is no board.
         """
         if self._leader is not None and self._leader.is_over:
             # Either somebody else leads, or this node could not and is not asked to try again in a hurry.
@@ -143,6 +144,11 @@ class Succession:
         if self._leader is not None:
             self.rest(lease.ttl_s)
             return False
+        if (
+            named_at == 0 and self._watch is not None
+        ):  # else all would watch it in the end, and rise at once when it is gone
+            self._watch.close()
+            self._watch = None
         if named_at and (self._watch is None or self._watch.is_over):
             self._watch = self._client.watch(self._keys.leader, revision=named_at + 1, wake=self._wake)
         self._hear()
