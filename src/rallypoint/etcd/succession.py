@@ -144,9 +144,8 @@ class Succession:
         if self._leader is not None:
             self.rest(lease.ttl_s)
             return False
-        if (
-            named_at == 0 and self._watch is not None
-        ):  # else all would watch it in the end, and rise at once when it is gone
+        if named_at == 0 and self._watch is not None:
+            # Else all would watch it in the end, and rise at once when it is gone.
             self._watch.close()
             self._watch = None
         if named_at and (self._watch is None or self._watch.is_over):
