@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.etcd_client import EtcdClient, EtcdRefusedError, Resync, User, Watch
+from rallypoint.etcd_client import EtcdClient, EtcdRefusedError, Outcome, Resync, User, Watch, compare, get_op, put_op
 from rallypoint.etcd_client import conductor as conducting
 from rallypoint.etcd_client.conductor import Watcher
+from rallypoint.etcd_client.messages import RangeResponse
 from tests.etcd.servers import Cluster, Member
 from tests.etcd_client.stage import SOON_S, behind_proxy, enable_users, etcd, until, user_of
 from tests.etcd_client.test_watches import take
@@ -131,6 +132,19 @@ def test_history_that_is_gone_is_said(client: EtcdClient, prefix: str) -> None:
         client.put(f"{prefix}other", "4")
         assert _values(watch, 1) == [b"3"]
         assert _values(other, 1) == [b"4"]
+
+
+def test_a_transaction_does_one_thing_or_the_other(client: EtcdClient, prefix: str) -> None:
+    def swap(then: str) -> Outcome:
+        put, read = put_op(prefix, then), get_op(prefix)
+        return client.transaction([compare(prefix, create_revision=0)], [put], [read])
+
+    assert swap("first").succeeded
+    second = swap("second")
+    assert not second.succeeded
+    (found,) = second.answers
+    assert isinstance(found, RangeResponse)
+    assert [kv.value for kv in found.kvs] == [b"first"]
 
 
 @pytest.mark.parametrize("ttl_s", [2, 5])

@@ -177,6 +177,20 @@ def test_a_program_that_closes_nothing_ends_all_the_same() -> None:
     assert said == "b'1'\n"
 
 
+def test_a_proxy_of_the_environment_is_not_asked(silent: str) -> None:
+    """It leads out of the cluster, and etcd is within."""
+    said = run(f"""
+        import os
+        os.environ.pop("no_grpc_proxy", None), os.environ.pop("no_proxy", None)
+        for name in ("grpc_proxy", "http_proxy", "https_proxy"):
+            os.environ[name] = "http://{silent}"
+        from rallypoint.etcd_client import EtcdClient
+        with EtcdClient("{shared().endpoint}", timeout_s=5) as client:
+            print(client.get("{fresh()}"))
+    """)
+    assert said == "None\n"
+
+
 def test_a_write_whose_answer_cannot_be_read_may_have_happened(
     client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

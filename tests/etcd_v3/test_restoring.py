@@ -120,3 +120,25 @@ def test_a_tombstone_goes_and_is_not_written_anew(
     until(lambda: observer.board() is None, "the tombstone goes")
     assert observer.is_quiet(1.5) or observer.board() is None
     assert "its board is gone from etcd" not in leader.account()
+
+
+def test_a_node_whose_own_key_is_deleted_is_lost_to_the_others_and_comes_back_as_another(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """Its lease lives on, and it is told all the same: nobody works in a world that is over."""
+    nodes = form(stage, cluster, run, "a", "b", "c")
+    victim = next(node for node in nodes if node is not observer.leading(nodes))
+    observer.client.delete(observer.keys.node(f"{victim.name}."), prefix=True)
+    for node in nodes:
+        node.changed()
+    before = victim.standing()
+    others = [node for node in nodes if node is not victim]
+    for node in others:
+        node.again()
+    by_rank(others, round=2, size=2)
+    victim.again()
+    for node in others:
+        node.changed()
+        node.again()
+    by_rank(nodes, round=3, size=3)
+    assert victim.standing()["node"] != before["node"], victim.account()
