@@ -55,7 +55,7 @@ class Gate:
 
     def __call__(self) -> float:
         self.entered.set()
-        assert self.go.wait(SOON_S)
+        assert self.go.wait(2 * SOON_S)  # longer than anybody waits for others meanwhile
         return NEVER_S
 
 
@@ -287,6 +287,22 @@ def test_where_all_wait_for_a_moment_one_who_is_woken_waits_too(ship: Ship) -> N
     assert hand.has_turn() == 1
 
 
+def test_those_who_wait_for_long_do_not_keep_the_others_from_their_turns(
+    ship: Ship, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even from one after the other: that somebody else goes on does not make them any quicker."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(crews, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(crews, "_STUCK_S", 0.5)
+    ship.crew = Crew(usual=2)
+    ship.stuck(), ship.stuck()
+    clock.now = 1.0
+    hands = [ship.hand() for _ in range(20)]
+    for hand in hands:
+        hand.wake()
+    assert [hand.has_turn() for hand in hands] == [1] * len(hands)
+
+
 def test_however_many_wait_there_are_not_more_threads_than_the_most(
     ship: Ship, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +461,48 @@ def test_a_forked_child_has_threads_of_its_own_even_if_the_lock_was_held() -> No
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORKING)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+SIGNALLED = """
+    import random, signal, threading
+    from rallypoint.etcd.crew import Crew
+
+    crew, dice, hits = Crew(), random.Random(1), 0
+    turns = [threading.Event(), threading.Event()]
+    posts = [crew.enlist(lambda had=had: had.set() or 1e6) for had in turns]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    for _ in range(20_000):
+        if hits == 150:
+            break
+        try:
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(2e-6, 3e-5))
+            try:
+                for _ in range(3):
+                    posts[0].wake()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            hits += 1
+            for had in turns:
+                had.clear()
+            other = threading.Thread(target=posts[1].wake, daemon=True)
+            other.start()
+            assert turns[1].wait(10), f"nobody has turns any more after {hits} signals"
+            posts[0].wake()
+            assert turns[0].wait(10), f"who was being woken has no more turns after {hits} signals"
+    print("hit", hits)
+"""
+
+
+def test_an_exception_out_of_a_signals_handler_costs_nobody_a_turn() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SIGNALLED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout.removeprefix("hit ")) > 20
 
 
 class Waker:

@@ -10,15 +10,16 @@ from contextlib import ExitStack
 import pytest
 
 from rallypoint.core.model import Bounds, Reason
+from rallypoint.core.node import State
 from rallypoint.errors import RendezvousTimeoutError
 from rallypoint.etcd.chorus import Choir, Word
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.succession import Said, Succession
-from rallypoint.etcd_client import EtcdNoSpaceError, EtcdUnavailableError, Lease, Outcome
+from rallypoint.etcd_client import EtcdAmbiguousError, EtcdNoSpaceError, EtcdUnavailableError, Lease, Outcome
 from tests.etcd.servers import Cluster, running
 from tests.etcd_client.stage import SOON_S
-from tests.etcd_v3.harness import PREFIX, until
-from tests.etcd_v3.test_lasting import link_of, member
+from tests.etcd_v3.harness import PREFIX, Observer, until
+from tests.etcd_v3.test_lasting import joined, link_of, member
 
 
 def test_a_run_can_be_closed_after_a_join_failed_in_an_outage_that_is_over(run: str, ends: ExitStack) -> None:
@@ -31,10 +32,7 @@ def test_a_run_can_be_closed_after_a_join_failed_in_an_outage_that_is_over(run: 
         with pytest.raises(RendezvousTimeoutError, match="cannot be reached"):
             node.join(2.5)
         link = link_of(node)
-        until(
-            lambda: link._to_say is None and link._lease is not None,
-            "it has nothing to say, and a lease that never came",
-        )
+        until(lambda: link._to_say is None, "it has nothing to say")
         etcd.start()
         etcd.wait()
         until(lambda: link.is_connected, "its link is well again")
@@ -142,6 +140,59 @@ def test_who_is_no_longer_named_to_lead_next_watches_the_leader_no_more(
             assert len([watch for watch in client._watches if not watch.is_over]) == watches
         client.delete(key)
         until(lambda: succession.is_vacant(lease, 4, named_at=named_at), "it hears that nobody leads")
+
+
+def test_who_joins_again_while_its_last_join_is_being_written_is_in_under_its_new_name(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow etcd is what makes a join time out, and what has it still written when somebody joins again."""
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    node.join(30.0)
+    link, begun, go, write = link_of(node), threading.Event(), threading.Event(), Succession._write
+    before = link.view.node.id
+
+    def write_slowly(succession: Succession, words: Sequence[Word]) -> Outcome:
+        begun.set()
+        assert go.wait(SOON_S)
+        return write(succession, words)
+
+    monkeypatch.setattr(Succession, "_write", write_slowly)
+    link.join(60.0)
+    assert begun.wait(SOON_S)
+    link.leave(Reason.WITHDREW)
+    link.join(60.0)
+    go.set()
+    assert node.wait(lambda view: view.state is State.HOLDS, time.monotonic() + SOON_S), link.view
+    assert link.view.node.id != before
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first join", "later join"])
+def test_a_join_that_is_given_up_and_was_written_all_the_same_leaves_nothing_behind(
+    cluster: Cluster, run: str, ends: ExitStack, observer: Observer, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """Else the node would be taken in, and nobody else could lead."""
+    node, other = (member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab")
+    link, written, write = link_of(node), threading.Event(), Succession._write
+    if not is_first:
+        link.join(60.0)
+        until(lambda: link._said_at > 0, "its first word is said")
+    before = link.view.node.id
+
+    def lose_the_answer(succession: Succession, words: Sequence[Word]) -> Outcome:
+        write(succession, words)
+        link.leave(Reason.WITHDREW)
+        written.set()
+        raise EtcdAmbiguousError("the answer was lost")
+
+    with monkeypatch.context() as lossy:
+        lossy.setattr(Succession, "_write", lose_the_answer)
+        link.join(60.0)
+        assert written.wait(SOON_S)
+    until(lambda: link._to_say is None and link._lease is None, "it has left, and its lease is gone")
+    assert [kv.key for kv in observer.everything() if before.encode() in kv.key + kv.value] == []
+    joined(ends, node, other)
+    assert link.view.node.id != before
 
 
 def test_in_a_forked_child_there_is_nothing_to_close(

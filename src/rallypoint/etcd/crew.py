@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from itertools import islice
 
 log = logging.getLogger("rallypoint.etcd")
 
@@ -23,7 +24,7 @@ USUAL = 4
 """So many turns are had at a time, usually: the more threads compete for the interpreter, the longer all others wait."""
 
 _STUCK_S = 0.1
-"""Where nobody has begun or ended a turn for so long, all wait for etcd, and one more is let in."""
+"""Who has been at its turn for so long waits for etcd, and keeps nobody else from having one."""
 
 _MOST = 64
 """So many threads at most."""
@@ -61,15 +62,17 @@ class Crew:
 
     def __init__(self, usual: int = USUAL) -> None:
         self._usual = usual
-        self._work = threading.Condition()
+        # Taken as it is and not by the condition: an exception out of a signal's handler must not come between, for then
+        # the main thread would keep it for ever.
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)
         self._ready: deque[Post] = deque()
         self._alarms: list[tuple[float, int, Post]] = []
         self._numbers = itertools.count()
         self._posts = 0
         self._threads = 0
-        self._at_work = 0
+        self._at_work: dict[Post, float] = {}  # since when; who began first is first
         self._looks_out = 0  # how many wait to see whether all others are stuck
-        self._went_on_at = 0.0
 
     @property
     def threads(self) -> int:
@@ -78,12 +81,12 @@ class Crew:
 
     def enlist(self, turn: Turn) -> Post:
         """One more to be given turns, the first of them when it is woken; RuntimeError where there is no thread to be had."""
-        with self._work:
+        with self._lock:
             self._posts += 1
         try:
             self._reinforce()
         except RuntimeError:
-            with self._work:
+            with self._lock:
                 if not self._threads:
                     self._posts -= 1
                     raise
@@ -91,29 +94,30 @@ class Crew:
 
     def wake(self, post: Post) -> None:
         """Give it a turn as soon as a thread is free."""
-        with self._work:
-            if post.state is _State.RESTS:
-                self._make_ready(post)
-                if self._at_work < self._usual or not self._looks_out:
-                    self._work.notify()
-            elif post.state is _State.AT_WORK:
+        with self._lock:
+            if post.state is _State.AT_WORK:
                 post.state = _State.WOKEN
+            elif post.state is _State.RESTS:
+                self._make_ready(post)
+            # Also for one that was ready: a signal may have kept those who wait from hearing of it.
+            if post.state is _State.READY and (not self._looks_out or time.monotonic() >= self._opens_at):
+                self._work.notify()
 
     @property
     def _wanted(self) -> int:
         """How many threads there ought to be: where all of the usual ones have a turn, somebody is to look out."""
-        return min(self._posts, max(self._usual, min(self._at_work, _MOST - 1)) + 1)
+        return min(self._posts, max(self._usual, min(len(self._at_work), _MOST - 1)) + 1)
 
     def _reinforce(self) -> None:
         """One more thread where there are too few."""
-        with self._work:
+        with self._lock:
             if self._threads >= self._wanted:
                 return
             self._threads += 1
         try:
             threading.Thread(target=self._serve, name="rallypoint-etcd", daemon=True).start()
         except RuntimeError:
-            with self._work:
+            with self._lock:
                 self._threads -= 1
             raise
 
@@ -130,17 +134,16 @@ class Crew:
 
     def _next(self) -> Post | None:
         """Whose turn it is; None where this thread is one too many."""
-        with self._work:
+        with self._lock:
             while True:
                 now = time.monotonic()
                 self._ring(now)
-                stuck_at = self._went_on_at + _STUCK_S
-                if self._ready and (self._at_work < self._usual or now >= stuck_at):
+                opens_at = self._opens_at
+                if self._ready and now >= opens_at:
                     post = self._ready.popleft()
                     if post.state not in (_State.READY, _State.RESTS):
                         continue
-                    post.state, self._went_on_at = _State.AT_WORK, now
-                    self._at_work += 1
+                    post.state, self._at_work[post] = _State.AT_WORK, now
                     if not self._looks_out:
                         self._work.notify()  # whoever is free looks at the clock from now on
                     return post
@@ -150,8 +153,15 @@ class Crew:
                     return None
                 is_on_lookout = bool(self._ready)
                 self._looks_out += is_on_lookout
-                self._work.wait(stuck_at - now if is_on_lookout else self._alarms[0][0] - now if self._alarms else None)
+                self._work.wait(opens_at - now if is_on_lookout else self._alarms[0][0] - now if self._alarms else None)
                 self._looks_out -= is_on_lookout
+
+    @property
+    def _opens_at(self) -> float:
+        """When one more may have a turn: as soon as fewer than usual are at work, but for those who wait for etcd."""
+        if len(self._at_work) < self._usual:
+            return 0.0
+        return next(islice(reversed(self._at_work.values()), self._usual - 1, None)) + _STUCK_S
 
     def _ring(self, now: float) -> None:
         """Whose time has come is ready."""
@@ -162,9 +172,8 @@ class Crew:
 
     def _took(self, post: Post, wait_s: float | None) -> None:
         """It has had a turn, and wants the next one after so many seconds."""
-        with self._work:
-            self._at_work -= 1
-            self._went_on_at = time.monotonic()
+        with self._lock:
+            del self._at_work[post]
             if wait_s is None:
                 post.state, post.turn = _State.OVER, _nothing  # what it had to do with is kept alive no longer
                 self._posts -= 1
@@ -174,7 +183,7 @@ class Crew:
             elif post.state is _State.WOKEN or wait_s <= 0:
                 self._make_ready(post)
             else:
-                post.state, post.due = _State.RESTS, self._went_on_at + wait_s
+                post.state, post.due = _State.RESTS, time.monotonic() + wait_s
                 heapq.heappush(self._alarms, (post.due, next(self._numbers), post))
         if wait_s is None:
             post.over.set()

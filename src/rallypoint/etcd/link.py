@@ -59,9 +59,10 @@ class EtcdLink(LinkTurns):
         self.check()
         with self.changed:
             self._ask()
-            if self._view.state is State.FENCED or (self._view.state is State.IDLE and self._reading.node_id):
+            has_left = self._view.state is State.IDLE and (self._reading.node_id or self._is_worn)
+            if self._view.state is State.FENCED or has_left:
                 # Who was given up or has left comes back as another: its old name is about to be cleared away.
-                self._view = core.reborn(self._view, self._reborn(self._view.node))
+                self._view, self._is_worn = core.reborn(self._view, self._reborn(self._view.node)), False
             try:
                 self._view, self._to_say = core.join(self._view, time.monotonic(), timeout_s)
             except ValueError as exc:

@@ -18,7 +18,7 @@ import msgspec
 from rallypoint.core import codec
 from rallypoint.core import node as core
 from rallypoint.core.events import Joined, Left
-from rallypoint.core.model import Node
+from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Fenced, KeepWaiting
 from rallypoint.errors import RendezvousError, RendezvousStateError
@@ -95,6 +95,7 @@ class LinkTurns:
         self._to_say: Joined | Left | None = None
         self._saying: Joined | None = None
         self._prepared: tuple[Joined, Node] | None = None
+        self._is_worn = False  # whether the node's name is not to be used again
         self._unsaid = False  # whether a last word was lost, with the node's lease or all of the run
         self._board_by = 0.0  # until when a last word waits for a board that is gone
         self._said_at = 0
@@ -207,8 +208,8 @@ class LinkTurns:
                 self._to_say = None
             if isinstance(message, Left):
                 self.changed.notify_all()
-        # What was asked while it was being said is not to wait for the next turn.
-        return self._say() if self._to_say is not None else 0.0
+        # What was asked while it was being said is not to wait for the next turn; another node may be asking by now.
+        return self._speak() if self._to_say is not None else 0.0
 
     def _say_join(self, message: Joined) -> float:
         """Step by step: until the next one, others may have their turns."""
@@ -277,8 +278,10 @@ class LinkTurns:
         False where it is to be tried again in a moment.
         """
         lease, board = self._lease, self._reading.board
-        if lease is None or not self._said_at or (board is not None and board.ended is not None):
+        if lease is None or (board is not None and board.ended is not None):
             return True
+        if not self._said_at:
+            return self._go_without_trace(message)
         if board is None and message.seal_id:
             return self._board_stays_away()
         key = self._keys.node(message.node_id)
@@ -291,6 +294,15 @@ class LinkTurns:
         if not outcome.succeeded and self._client.time_to_live(lease).ttl <= 0:
             raise EtcdLeaseLostError(f"lease {lease.id:x} has expired or was revoked")
         self._said_at = outcome.revision
+        return message.reason is Reason.FINISHED or self._go_without_trace(message)
+
+    def _go_without_trace(self, message: Left) -> bool:
+        """What is in doubt may be in etcd all the same: a word, and the leader's key, by which nobody else could lead."""
+        with self.changed:
+            if not self._in_doubt or self._to_say is not message:
+                return True  # nothing is, or the node has come back meanwhile
+            self._is_worn = True
+        self._shed()
         return True
 
     def _board_stays_away(self) -> bool:
