@@ -144,6 +144,21 @@ class Observer:
                     found.append(decode_board(change.value, self.run))
         return found
 
+    def changes(self, since: int) -> Iterator[Change]:
+        """All that has happened to the run's keys from a revision on up to now, in order; nobody has compacted it."""
+        # A last change that is sure to come: a watch does not tell that there is no more.
+        mark = f"{self.keys.runs}marks/{self.run}"
+        end = self.client.put(mark, b"").revision
+        with self.client.watch(self.keys.runs, prefix=True, revision=since) as watch:
+            while True:
+                change = watch.get(timeout_s=30.0)
+                assert isinstance(change, Change), change
+                if change.revision >= end:
+                    break
+                if change.key.startswith(self.keys.run.encode()):
+                    yield change
+        self.client.delete(mark)
+
 
 @contextmanager
 def observing(endpoints: str, run: str, user: User | None = None) -> Iterator[Observer]:

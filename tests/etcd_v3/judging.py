@@ -6,21 +6,32 @@ etcd's history has what no record of a killed process has: every board, every ro
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from rallypoint.core.events import Joined
-from rallypoint.core.model import Bounds, Phase
+from rallypoint.core import codec
+from rallypoint.core.check import complaints
+from rallypoint.core.events import Joined, Left
+from rallypoint.core.model import Bounds, Ending, Phase, Reason
+from rallypoint.core.notices import StandBy
 from rallypoint.etcd import estate
-from rallypoint.etcd.board import Board, decode_board, decode_roster
-from rallypoint.etcd.leading import Word, message_of
-from rallypoint.etcd_client import Change
+from rallypoint.etcd.adopting import Estate, adopt
+from rallypoint.etcd.board import Board, Seated, decode_board, decode_roster
+from rallypoint.etcd.keys import Keys
+from rallypoint.etcd.leading import Wish, Word, message_of
+from rallypoint.etcd_client import Change, KeyValue
 from tests.etcd_v3.harness import Observer
 
 Event = dict[str, Any]
+
+LATE_S = 10.0
+"""So long after a process was there again others may notice that it was not: a member of etcd may be down as well."""
 
 
 @dataclass
@@ -33,12 +44,24 @@ class Rejoining:
 
 
 @dataclass
+class Parting:
+    """A node does what breaks the world that it is in: it joins again, leaves unfinished, or its lease ends."""
+
+    revision: int
+    node_id: str
+
+
+@dataclass
 class History:
     """What happened to a run's keys, by revisions."""
 
     boards: list[tuple[int, Board]] = field(default_factory=list)
     rosters: dict[str, list[str]] = field(default_factory=dict)
     rejoinings: list[Rejoining] = field(default_factory=list)
+    partings: list[Parting] = field(default_factory=list)
+    finished: set[str] = field(default_factory=set)
+    stood_by: set[str] = field(default_factory=set)
+    estates: list[Estate] = field(default_factory=list)
 
 
 def recorded(folder: Path) -> dict[str, list[Event]]:
@@ -53,38 +76,71 @@ def recorded(folder: Path) -> dict[str, list[Event]]:
 
 def history_of(observer: Observer) -> History:
     """All that ever happened to the keys of a run; nobody has compacted it."""
-    keys, history = observer.keys, History()
-    values: dict[bytes, bytes] = {}
-    now = observer.client.range(keys.run, prefix=True).kvs
-    last = max(kv.mod_revision for kv in now)
-    with observer.client.watch(keys.run, prefix=True, revision=1) as watch:
-        heard = 0
-        while heard < last:
-            change = watch.get(timeout_s=30.0)
-            assert isinstance(change, Change), change
-            heard = change.revision
-            if change.is_delete:
-                continue
-            values[change.key] = change.value
-            said = estate.saying_of(keys, change.kv)
-            if change.key == keys.board.encode():
-                history.boards.append((heard, decode_board(change.value, observer.run)))
-            elif isinstance(said, Word):
-                message = message_of(said)
-                if isinstance(message, Joined) and message.seat is not None:
-                    history.rejoinings.append(Rejoining(heard, said.node_id, message.seat.seal_id))
-    for _, board in history.boards:
-        world = board.world
-        if world is not None and world.seal_id not in history.rosters:
-            parts = [values[keys.part(world.seal_id, number).encode()] for number in range(world.parts)]
-            members = decode_roster(parts, world, observer.run)
-            history.rosters[world.seal_id] = [seated.node.id for seated in members]
+    keys, run, history = observer.keys, observer.run, History()
+    there: dict[bytes, KeyValue] = {}
+    for revision, changes in groupby(observer.changes(1), lambda change: change.revision):
+        for change in changes:
+            before = there.pop(change.key, None)
+            if not change.is_delete:
+                there[change.key] = change.kv
+            _note(history, keys, change, before)
+        found = _estate(keys, run, revision, there)
+        history.estates.append(found)
+        if found.board is not None and found.shown == revision:
+            history.boards.append((revision, found.board))
+            if found.board.world is not None and found.roster:
+                members = [seated.node.id for seated in found.roster]
+                history.rosters.setdefault(found.board.world.seal_id, members)
     return history
 
 
-def check(records: dict[str, list[Event]], history: History, bounds: Bounds, killed: Collection[str]) -> None:
-    """Nothing happened that must never happen."""
+def _note(history: History, keys: Keys, change: Change, before: KeyValue | None) -> None:
+    """What a single change tells of a node."""
+    node_id = keys.node_id(change.key)
+    if node_id is None:
+        is_told = not change.is_delete and change.key.startswith(keys.told("").encode())
+        if is_told and isinstance(codec.decode_notice(change.value), StandBy):
+            history.stood_by.add(change.key.decode())
+        return
+    if change.is_delete:
+        # Who has said that it leaves is cleared away.
+        is_lost = before is not None and not isinstance(_message(keys, before), Left)
+        history.partings += [Parting(change.revision, node_id)] if is_lost else []
+        return
+    message = _message(keys, change.kv)
+    if isinstance(message, Left) and message.reason is Reason.FINISHED:
+        history.finished.add(node_id)
+        return
+    history.partings.append(Parting(change.revision, node_id))
+    if isinstance(message, Joined) and message.seat is not None:
+        history.rejoinings.append(Rejoining(change.revision, node_id, message.seat.seal_id))
+
+
+def _message(keys: Keys, kv: KeyValue) -> object:
+    said = estate.saying_of(keys, kv)
+    return None if said is None else message_of(said)
+
+
+def _estate(keys: Keys, run: str, revision: int, there: Mapping[bytes, KeyValue]) -> Estate:
+    """What a leader would find that takes the run over at this revision."""
+    sayings = [said for _, kv in sorted(there.items()) if (said := estate.saying_of(keys, kv)) is not None]
+    words = tuple(said for said in sayings if isinstance(said, Word))
+    wishes = tuple(said for said in sayings if isinstance(said, Wish))
+    shown = there.get(keys.board.encode())
+    if shown is None:
+        return Estate(revision, words, wishes)
+    board, roster = decode_board(shown.value, run), tuple[Seated, ...]()
+    if board.world is not None and board.ended is None:
+        parts = [there[keys.part(board.world.seal_id, number).encode()] for number in range(board.world.parts)]
+        roster = decode_roster([part.value for part in parts], board.world, run)
+    return Estate(revision, words, wishes, board, shown.mod_revision, roster)
+
+
+def check(records: dict[str, list[Event]], history: History, bounds: Bounds, killed: Mapping[str, float]) -> None:
+    """Nothing happened that must never happen; `killed` is who was, and when."""
     check_history(history, bounds)
+    check_ends(history)
+    check_estates(history)
     check_records(records, history)
     check_notices(records, history)
     check_losses(records, killed)
@@ -113,6 +169,33 @@ def check_history(history: History, bounds: Bounds) -> None:
         assert world.seal_id == last, "no world comes back"
         assert sealed.setdefault(world.seal_id, world.round) == world.round, "a world has one round"
     assert len({board.incarnation for _, board in history.boards}) == 1, "the run was never founded anew"
+
+
+def check_ends(history: History) -> None:
+    """A world breaks when one of its members has gone; who has finished has not (rule 8)."""
+    current = None
+    for revision, board in history.boards:
+        if current is not None and _is_over(board, current.seal_id):
+            members = history.rosters[current.seal_id]
+            since = (parting for parting in history.partings if current.folded < parting.revision < revision)
+            if board.ended is None:
+                gone = any(parting.node_id in members for parting in since)
+                assert gone, f"the world of round {current.round} broke, and none of its members had gone"
+            elif board.ended.ending is Ending.SUCCEEDED:
+                assert history.finished >= set(members), "the run ended well before all of its members had finished"
+        current = board.world if board.phase is Phase.SEALED else None
+
+
+def check_estates(history: History) -> None:
+    """Whoever had taken the run over, at any revision, would have found it whole, and would have lost no round."""
+    numbers = count()
+    for found in history.estates:
+        run = adopt("run", found, 1e6, lambda: f"m{next(numbers)}").run
+        wrong = list(complaints(run))
+        assert not wrong, f"at revision {found.revision} the run is damaged: {wrong}"
+        if found.board is not None and (found.board.ended is None or run.phase is Phase.CLOSED):
+            assert run.incarnation == found.board.incarnation, f"at revision {found.revision} the run is another"
+            assert run.round >= found.board.round, f"at revision {found.revision} a round is lost"
 
 
 def check_records(records: dict[str, list[Event]], history: History) -> None:
@@ -163,15 +246,34 @@ def check_notices(records: dict[str, list[Event]], history: History) -> None:
             assert waited_for, f"{again.node_id} left a world that was up and needed nobody"
 
 
-def check_losses(records: dict[str, list[Event]], killed: Collection[str]) -> None:
-    """Nobody was given up who could renew its lease: only who was killed, or stood still for a while."""
-    stalls = {name: sum(event["kind"] == "stalled" for event in events) for name, events in records.items()}
-    lost = {event["details"]["node"] for event in _of(records, "lost")}
-    for name, count in Counter(node_id.partition(".")[0] for node_id in lost).items():
-        assert count <= stalls[name] + (name in killed), f"{name} was given up although it was there"
+def check_losses(records: dict[str, list[Event]], killed: Mapping[str, float]) -> None:
+    """Nobody was given up who could renew its lease: only who was killed, or stood still, and at that time."""
+    lost: dict[str, float] = {}
+    for event in _of(records, "lost"):
+        node_id, at = event["details"]["node"], _at(event)
+        lost[node_id] = min(lost.get(node_id, at), at)
     for name, events in records.items():
-        fenced = sum(event["kind"] == "over" and event["details"]["state"] == "FENCED" for event in events)
-        assert fenced <= stalls[name], f"{name} was put out although it was there"
+        stalls = [(_at(e) - e["details"]["seconds"], _at(e)) for e in events if e["kind"] == "stalled"]
+        deaths = [(killed[name], math.inf)] if name in killed else []
+        given_up = [at for node_id, at in lost.items() if node_id.partition(".")[0] == name]
+        assert _are_excused(given_up, stalls + deaths), f"{name} was given up although it was there"
+        put_out = [_at(e) for e in events if e["kind"] == "over" and e["details"]["state"] == "FENCED"]
+        assert _are_excused(put_out, stalls), f"{name} was put out although it was there"
+
+
+def _are_excused(moments: Sequence[float], absences: Sequence[tuple[float, float]]) -> bool:
+    """Whether each of these moments has an absence of its own that it falls into, or comes soon after."""
+    left = sorted(absences, key=lambda absence: absence[1])
+    for moment in sorted(moments):
+        excuses = [absence for absence in left if absence[0] <= moment <= absence[1] + LATE_S]
+        if not excuses:
+            return False
+        left.remove(excuses[0])
+    return True
+
+
+def _at(event: Event) -> float:
+    return datetime.fromisoformat(event["at"]).timestamp()
 
 
 def _of(records: dict[str, list[Event]], kind: str) -> Iterable[Event]:

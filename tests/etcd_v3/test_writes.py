@@ -9,15 +9,19 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from urllib.parse import quote
 
 import pytest
 
 from rallypoint.core.model import Bounds, Reason
-from rallypoint.etcd.leading import REMARK_INTERVAL_S
+from rallypoint.etcd.board import Board, decode_board
+from rallypoint.etcd.leading import REMARK_INTERVAL_S, _news
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import etcd, etcdctl
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, until
@@ -67,6 +71,50 @@ def test_a_round_costs_a_write_a_node_and_a_few_more(alone: Cluster, run: str, o
             assert len({place.seal_id for place in places}) == 1
             until(lambda: onlooker.is_quiet(0.3), "all is said")
             assert 1 <= revision(onlooker) - before <= size + 8  # what is said at the same time is written together
+
+
+def written(observer: Observer, since: int) -> Counter[str]:
+    """How often each key of the run was written or deleted after a revision; boards that tell news, and remarks, apart."""
+    found: Counter[str] = Counter()
+    shown: Board | None = None
+    for change in observer.changes(since + 1):
+        name = change.key.decode().removeprefix(observer.keys.run)
+        if change.is_delete:
+            name += " deleted"
+        elif name == "out/board":
+            board = decode_board(change.value, observer.run)
+            name += " news" if shown is None or _news(board) != _news(shown) else " remark"
+            shown = board
+        found[re.sub(r"^out/worlds/[^/]*/", "out/worlds/", name)] += 1
+    return found
+
+
+@versions
+def test_a_word_and_a_place_are_written_once_a_round_and_nothing_else_grows_with_the_nodes(
+    stage: EtcdStage, alone: Cluster, run: str, onlooker: Observer
+) -> None:
+    """Each node is a process of its own, so that no word is written along with another."""
+    nodes = stage.nodes(*"abcdef")
+    for round_ in (1, 2):
+        before, start = revision(onlooker), time.monotonic()
+        for node in nodes:
+            if round_ == 1:
+                node.join(alone.endpoints, len(nodes), run)
+            else:
+                node.again()
+        by_rank(nodes, round=round_)
+        until(lambda: onlooker.is_quiet(2 * REMARK_INTERVAL_S), "all is said, and remarked upon")
+        remarks = (time.monotonic() - start) / REMARK_INTERVAL_S
+        found = written(onlooker, before)
+        assert found.pop("out/board news") in (1, 2), "that it gathers, or is broken, and that it is sealed"
+        assert found.pop("out/board remark", 0) <= remarks
+        ids = [quote(node.standing()["node"], safe="") for node in nodes]
+        assert found == {
+            **{f"in/nodes/{node_id}": 1 for node_id in ids},
+            **{f"out/told/{node_id}": 1 for node_id in ids},
+            "out/worlds/000000": 1,
+            **({"leader": 1} if round_ == 1 else {"out/worlds/000000 deleted": 1}),
+        }
 
 
 # Watches --------------------------------------------------------------------------------------------------------------
