@@ -18,7 +18,7 @@ from rallypoint.etcd import estate
 from rallypoint.etcd.board import Board, decode_board, decode_roster
 from rallypoint.etcd.leading import Word, message_of
 from rallypoint.etcd_client import Change
-from tests.etcd_v3.harness import Observer
+from tests.etcd_v3.harness import EtcdNode, Observer
 
 Event = dict[str, Any]
 
@@ -57,12 +57,14 @@ def history_of(observer: Observer) -> History:
     values: dict[bytes, bytes] = {}
     now = observer.client.range(keys.run, prefix=True).kvs
     last = max(kv.mod_revision for kv in now)
+    awaited = {kv.key for kv in now if kv.mod_revision == last}  # one transaction may have written several
     with observer.client.watch(keys.run, prefix=True, revision=1) as watch:
-        heard = 0
-        while heard < last:
+        while awaited:
             change = watch.get(timeout_s=30.0)
             assert isinstance(change, Change), change
             heard = change.revision
+            if heard == last:
+                awaited.discard(change.key)
             if change.is_delete:
                 continue
             values[change.key] = change.value
@@ -113,6 +115,29 @@ def check_history(history: History, bounds: Bounds) -> None:
         assert world.seal_id == last, "no world comes back"
         assert sealed.setdefault(world.seal_id, world.round) == world.round, "a world has one round"
     assert len({board.incarnation for _, board in history.boards}) == 1, "the run was never founded anew"
+
+
+def check_places(nodes: Iterable[EtcdNode], history: History) -> None:
+    """Every node was placed in worlds as they are in etcd, and never went back."""
+    taken: set[tuple[str, int]] = set()
+    rounds = {board.world.seal_id: board.world.round for _, board in history.boards if board.world is not None}
+    for node in nodes:
+        highest = 0
+        for place in node.heard("placed"):
+            seal_id, rank = place["fence"].split("/")[2], place["rank"]
+            assert seal_id in rounds, f"{node.name} knows a world that nobody sealed"
+            assert place["round"] == rounds[seal_id], f"{node.name} knows its world by another round"
+            assert place["round"] > highest, f"{node.name} went back"
+            highest, members = place["round"], history.rosters[seal_id]
+            assert place["size"] == len(members), f"{node.name} knows its world by another size"
+            assert members[rank].partition(".")[0] == node.name, f"{node.name} has the rank of {members[rank]}"
+            assert (seal_id, rank) not in taken, "a rank given twice"
+            taken.add((seal_id, rank))
+
+
+def worlds(history: History) -> list[int]:
+    """The rounds of all worlds that were ever sealed."""
+    return list({board.world.seal_id: board.world.round for _, board in history.boards if board.world}.values())
 
 
 def check_records(records: dict[str, list[Event]], history: History) -> None:
