@@ -18,7 +18,7 @@ from rallypoint.etcd import estate
 from rallypoint.etcd.board import Board, decode_board, decode_roster
 from rallypoint.etcd.leading import Word, message_of
 from rallypoint.etcd_client import Change
-from tests.etcd_v3.harness import EtcdNode, Observer
+from tests.etcd_v3.harness import Observer
 
 Event = dict[str, Any]
 
@@ -117,20 +117,23 @@ def check_history(history: History, bounds: Bounds) -> None:
     assert len({board.incarnation for _, board in history.boards}) == 1, "the run was never founded anew"
 
 
-def check_places(nodes: Iterable[EtcdNode], history: History) -> None:
-    """Every node was placed in worlds as they are in etcd, and never went back."""
+def check_places(told: dict[str, list[Event]], history: History) -> None:
+    """Every node, by its name, was placed in worlds as they are in etcd, and never went back.
+
+    What they were told was gathered before the history, which has all of it then.
+    """
     taken: set[tuple[str, int]] = set()
     rounds = {board.world.seal_id: board.world.round for _, board in history.boards if board.world is not None}
-    for node in nodes:
+    for name, places in told.items():
         highest = 0
-        for place in node.heard("placed"):
+        for place in places:
             seal_id, rank = place["fence"].split("/")[2], place["rank"]
-            assert seal_id in rounds, f"{node.name} knows a world that nobody sealed"
-            assert place["round"] == rounds[seal_id], f"{node.name} knows its world by another round"
-            assert place["round"] > highest, f"{node.name} went back"
+            assert seal_id in rounds, f"{name} knows a world that nobody sealed"
+            assert place["round"] == rounds[seal_id], f"{name} knows its world by another round"
+            assert place["round"] > highest, f"{name} went back"
             highest, members = place["round"], history.rosters[seal_id]
-            assert place["size"] == len(members), f"{node.name} knows its world by another size"
-            assert members[rank].partition(".")[0] == node.name, f"{node.name} has the rank of {members[rank]}"
+            assert place["size"] == len(members), f"{name} knows its world by another size"
+            assert members[rank].partition(".")[0] == name, f"{name} has the rank of {members[rank]}"
             assert (seal_id, rank) not in taken, "a rank given twice"
             taken.add((seal_id, rank))
 
