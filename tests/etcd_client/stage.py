@@ -16,6 +16,8 @@ from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import HOST, MEMORY, Certificates, Cluster, Member, binary
 
 SOON_S = 30.0
+SHORT_TOKENS = ("--auth-token", "simple", "--auth-token-ttl", "1")
+"""Options of etcd's: a token that was not used for a second or two is known no more."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from rallypoint.etcd_client.transport import PING_EVERY_MS, PING_TIMEOUT_MS, Cal
 from rallypoint.etcd_client.watching import PROGRESS
 from rallypoint.etcd_client.wire import encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import SOON_S, Proxy, enable_users, etcd, fresh, proxy_to, until, user_of
+from tests.etcd_client.stage import SHORT_TOKENS, SOON_S, Proxy, enable_users, etcd, fresh, proxy_to, until, user_of
 from tests.etcd_client.test_watches import cut_off, take
 
 RANGE = "/etcdserverpb.KV/Range"
@@ -120,37 +120,29 @@ def test_trap_2_after_a_fork_there_is_a_clear_error(ending: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_trap_3_a_stale_token_is_replaced_also_for_watches(version: str) -> None:
-    with etcd(version, 1, *_short_tokens(version)) as cluster:
+    with etcd(version, 1, *SHORT_TOKENS) as cluster:
         enable_users(cluster)
         with EtcdClient(cluster.endpoints, user=User("alice", "wonderland")) as client:
             client.put("alice/a", "1")
             hub = client._hub
             assert hub is not None
             assert hub.logins == 1
-            _spoil_token(client, wait=version == "3.5")
+            _let_token_expire(client)
             with client.watch("alice/", prefix=True, revision=1) as watch:
                 # Nothing but the watch has used the token since it went stale.
                 assert [change.value for change in take(watch, 1)] == [b"1"]
                 assert hub.logins == 2
-                _spoil_token(client, wait=False)
+                _let_token_expire(client)
                 client.put("alice/a", "2")
                 assert hub.logins == 3
                 # The watch that is open stays so.
                 assert [change.value for change in take(watch, 1)] == [b"2"]
 
 
-def _short_tokens(version: str) -> list[str]:
-    return ["--auth-token", "simple", *(["--auth-token-ttl", "1"] if version == "3.5" else [])]
-
-
-def _spoil_token(client: EtcdClient, *, wait: bool) -> None:
-    """Let the token expire, or take a false one (etcd 3.4 cannot be told how long a token lives)."""
+def _let_token_expire(client: EtcdClient) -> None:
+    """Leave the token alone until etcd does not know it any more."""
     hub = client._hub
     assert hub is not None
-    if not wait:
-        ((_, token),) = hub._token
-        hub._token = (("token", f"stale{token}"),)
-        return
     line = hub.lines.to(hub.rotation.current)
 
     def is_stale() -> bool:

@@ -18,7 +18,18 @@ from tests.etcd_client.stage import until
 from tests.faults.harness import Actor, Node, Stage
 from tests.faults.harness import by_rank as nodes_by_rank
 
-__all__ = ["PREFIX", "EtcdNode", "EtcdStage", "Observer", "by_rank", "leader_of", "observing", "undisturbed", "until"]
+__all__ = [
+    "PREFIX",
+    "EtcdNode",
+    "EtcdStage",
+    "Observer",
+    "by_rank",
+    "first",
+    "leader_of",
+    "observing",
+    "undisturbed",
+    "until",
+]
 
 PREFIX = "/test"
 
@@ -36,6 +47,10 @@ class EtcdNode(Node):
 
     def standing(self) -> dict[str, Any]:
         return self.ask("standing", "standing")
+
+    def way(self) -> dict[str, Any]:
+        """Which member of etcd it asks, and how often it has fetched a token."""
+        return self.ask("way", "way")
 
     def undisturbed(self) -> None:
         """It has been told nothing, and holds its world."""
@@ -173,6 +188,11 @@ def observing(endpoints: str, run: str, user: User | None = None) -> Iterator[Ob
 def fresh_run() -> str:
     """A run id that nobody else has."""
     return f"run-{secrets.token_hex(4)}"
+
+
+def first(member: EtcdServer, cluster: Cluster) -> str:
+    """The endpoints with this one first: it is the one that nodes talk to."""
+    return ",".join(sorted(cluster.endpoints.split(","), key=lambda endpoint: endpoint != member.endpoint))
 
 
 def leader_of(cluster: Cluster) -> EtcdServer:

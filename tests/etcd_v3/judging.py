@@ -198,6 +198,32 @@ def check_estates(history: History) -> None:
             assert run.round >= found.board.round, f"at revision {found.revision} a round is lost"
 
 
+def check_places(told: dict[str, list[Event]], history: History) -> None:
+    """Every node, by its name, was placed in worlds as they are in etcd, and never went back.
+
+    What they were told was gathered before the history, which has all of it then.
+    """
+    taken: set[tuple[str, int]] = set()
+    rounds = {board.world.seal_id: board.world.round for _, board in history.boards if board.world is not None}
+    for name, places in told.items():
+        highest = 0
+        for place in places:
+            seal_id, rank = place["fence"].split("/")[2], place["rank"]
+            assert seal_id in rounds, f"{name} knows a world that nobody sealed"
+            assert place["round"] == rounds[seal_id], f"{name} knows its world by another round"
+            assert place["round"] > highest, f"{name} went back"
+            highest, members = place["round"], history.rosters[seal_id]
+            assert place["size"] == len(members), f"{name} knows its world by another size"
+            assert members[rank].partition(".")[0] == name, f"{name} has the rank of {members[rank]}"
+            assert (seal_id, rank) not in taken, "a rank given twice"
+            taken.add((seal_id, rank))
+
+
+def worlds(history: History) -> list[int]:
+    """The rounds of all worlds that were ever sealed."""
+    return list({board.world.seal_id: board.world.round for _, board in history.boards if board.world}.values())
+
+
 def check_records(records: dict[str, list[Event]], history: History) -> None:
     """Every process knows its worlds as they are in etcd, holds one at a time, and never goes back."""
     sealed: set[str] = set()

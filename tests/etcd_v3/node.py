@@ -20,6 +20,7 @@ from rallypoint.etcd import leader, link_turns
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient, Tls, User
 from rallypoint.etcd_client.conductor import Watcher
+from rallypoint.etcd_client.hub import Hub
 from rallypoint.etcd_client.hub import _hubs as hubs
 from rallypoint.membership.identity import this_node
 from tests.faults.node import Puppet, obey, say
@@ -147,6 +148,29 @@ class EtcdPuppet(Puppet):
                 break
             pause.wait(0.02)
         say("renewed", lost=lease.lost.is_set(), gained=lease.renewal.until > before)
+
+    def way(self) -> None:
+        """Which member of etcd it asks, and how often it has fetched a token."""
+        hub = self._hub()
+        say("way", endpoint=hub.rotation.current, logins=hub.logins)
+
+    def log_in(self, after: int) -> None:
+        """Wait until it has fetched a token more often than that."""
+        hub, pause = self._hub(), threading.Event()
+        while hub.logins <= after:
+            pause.wait(0.02)
+        say("logged in", logins=hub.logins)
+
+    def _hub(self) -> Hub:
+        assert self.member is not None, "join first"
+        return self.member._client._open
+
+    def patience(self) -> None:
+        """Wait until there is news; how long etcd had been away by then, and whether it still is."""
+        place = self.here()
+        place.changed.wait()
+        now, since = time.monotonic(), place._member.view.out_since
+        say("patience", out=since is not None, away_s=0.0 if since is None else now - since, at=now)
 
     def confess(self) -> None:
         """What its threads do, and where its watches stand: for the account of a test that fails."""

@@ -5,6 +5,7 @@ stop or end; no wrong world, and nobody is told to restart who need not be.
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from tests.etcd_v3.harness import EtcdStage, by_rank, renewed, undisturbed, unti
 from tests.etcd_v3.town import TTL_S, town
 
 pytestmark = pytest.mark.root
+
+SOON_S = 20.0
+"""How long nodes may take to meet on a machine that is busy; the kernel gives up a connection after two minutes."""
 
 
 @pytest.mark.parametrize(
@@ -94,3 +98,32 @@ def test_a_member_is_stopped(stage: EtcdStage, run: str, tmp_path: Path, version
             node.changed()
             node.again()
         by_rank([*nodes, new], round=2, size=4)
+
+
+@pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
+def test_a_member_whose_packets_are_dropped_is_the_first_in_the_list(
+    stage: EtcdStage, run: str, tmp_path: Path, version: str
+) -> None:
+    """Nodes that have never talked to etcd form a world, and another one joins them."""
+    with town(tmp_path, version) as place:
+        hidden = place.pick(leads=False)
+        here, there = (number for number in range(3) if number != hidden)
+        place.hide(hidden)
+        assert place.is_silent(hidden, to=here)
+        assert place.is_silent(hidden, to=there)
+        start = time.monotonic()
+        nodes = [place.node(stage, run, number, "2:4", first=hidden) for number in (here, there)]
+        by_rank(nodes, round=1, size=2)
+        assert time.monotonic() < start + SOON_S
+        undisturbed(nodes)
+        start = time.monotonic()
+        new = place.node(stage, run, here, "2:4", "new", first=hidden)
+        for node in nodes:
+            node.changed()
+            node.again()
+        by_rank([*nodes, new], round=2, size=3)
+        assert time.monotonic() < start + SOON_S
+        for node in (*nodes, new):
+            assert node.way()["endpoint"] != place.endpoints[hidden]
+        renewed([*nodes, new])
+        new.undisturbed()

@@ -136,10 +136,10 @@ def test_who_is_no_longer_named_to_lead_next_watches_the_leader_no_more(
         named_at = client.put(key, "another", lease=another).revision
         succession = link_of(node)._succession
         for named, watches in ((0, 0), (named_at, 1), (None, 1), (named_at, 1), (0, 0), (None, 0), (named_at, 1)):
-            assert not succession.is_vacant(lease, 4, named_at=named)
+            assert not succession.is_vacant(lease, 4, named_at=named, within_s=30.0)
             assert len([watch for watch in client._watches if not watch.is_over]) == watches
         client.delete(key)
-        until(lambda: succession.is_vacant(lease, 4, named_at=named_at), "it hears that nobody leads")
+        until(lambda: succession.is_vacant(lease, 4, named_at=named_at, within_s=30.0), "it hears that nobody leads")
 
 
 def test_who_joins_again_while_its_last_join_is_being_written_is_in_under_its_new_name(

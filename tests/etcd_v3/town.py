@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -106,10 +107,16 @@ class Town:
         """The endpoints as a node on a host has them: its own member first."""
         return ",".join(self.endpoints[number:] + self.endpoints[:number])
 
-    def node(self, stage: EtcdStage, run: str, number: int, nodes: str, name: str = "") -> EtcdNode:
-        """A node on a host that joins a run, which waits for all three of them and for nobody else."""
+    def node(
+        self, stage: EtcdStage, run: str, number: int, nodes: str, name: str = "", first: int | None = None
+    ) -> EtcdNode:
+        """A node on a host that joins a run, which waits for all three of them and for nobody else.
+
+        It begins with the member `first`; unless told otherwise, with that of its own host.
+        """
         node = stage.node(name or f"n{number}", before=self.hosts[number])
-        node.join(self.near(number), nodes, run, lease_ttl=TTL_S, last_call_timeout=30.0 if nodes == "2:3" else 0.0)
+        near = self.near(number if first is None else first)
+        node.join(near, nodes, run, lease_ttl=TTL_S, last_call_timeout=30.0 if nodes == "2:3" else 0.0)
         return node
 
     def form(self, stage: EtcdStage, run: str, nodes: str) -> list[EtcdNode]:
@@ -124,6 +131,22 @@ class Town:
         """A host is cut off from these of its networks."""
         for network in networks:
             self._switch(f"h{number}{network}", "down")
+
+    def hide(self, number: int) -> None:
+        """All that the other hosts send to the clients' address of this one is dropped, and nobody says so."""
+        # It goes to a neighbour who is not there; of one who is asked for and says nothing it is said that there is no way.
+        nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+        for other, host in enumerate(self.hosts):
+            if other != number:
+                self.lan._run(*host, "ip", "neighbour", "replace", f"10.9.0.{number + 1}", *nobody)
+
+    def is_silent(self, number: int, to: int) -> bool:
+        """Whether a member does not even refuse to talk to a host."""
+        dial = "import socket, sys; socket.create_connection(('10.9.0.' + sys.argv[1], 2379), 1.0)"
+        tried = subprocess.run(
+            [*self.hosts[to], sys.executable, "-c", dial, str(number + 1)], capture_output=True, text=True, check=False
+        )
+        return tried.returncode != 0 and tried.stderr.rstrip().endswith("TimeoutError: timed out")
 
     def heal(self, number: int) -> None:
         for network in (0, 1):

@@ -156,7 +156,7 @@ class LinkTurns:
             self._fail(str(exc), is_outage=not isinstance(exc, EtcdNoSpaceError))
             pause_s = random.uniform(self._pause_s / 2, self._pause_s)
             self._pause_s = min(self._pause_s * 2, self._view.settings.reconnect_backoff_s)
-            return pause_s
+            return min(pause_s, self._patience_s())
         except Exception as exc:
             # A link that had no more turns would leave a node that is renewed and does nothing.
             log.exception("run %r: the link to etcd failed", self._run_id)
@@ -190,7 +190,7 @@ class LinkTurns:
         if lease is not None and lease.remaining_s() <= 0 and lease.trouble is not None:
             self._fail(lease.trouble)
         self._change(lambda view: core.passed(view, now))
-        soon_s = _AGAIN_S if self._to_say is not None else self._lease_ttl_s
+        soon_s = _AGAIN_S if self._to_say is not None else self._patience_s()
         return min(self._succession.look_at - now, self._look_up_at - now, soon_s)
 
     # What the node says -------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class LinkTurns:
         named_at = None
         if board is not None:
             named_at = self._reading.board_at if view.node.id in board.successors else 0
-        if self._succession.is_vacant(lease, self._size, named_at=named_at):
+        if self._succession.is_vacant(lease, self._size, named_at=named_at, within_s=self._patience_s()):
             self._say_and_lead(lease, [])
 
     # How it goes --------------------------------------------------------------------------------------------------
@@ -435,6 +435,14 @@ class LinkTurns:
         else:
             told = KeepWaiting(self._view.incarnation, self._view.round_seen, why[:4096])
             self._change(lambda view: core.hear(core.connected(view), told))
+
+    def _patience_s(self) -> float:
+        """How long to wait for etcd, or between two turns: that it is away is noticed in time, and when the grace is over."""
+        view = self._view
+        if view.out_since is None:
+            return self._lease_ttl_s
+        left_s = view.out_since + view.settings.outage_grace_s - time.monotonic()
+        return min(left_s, self._lease_ttl_s) if left_s > 0 else self._lease_ttl_s
 
     def _well(self) -> None:
         lease = self._lease

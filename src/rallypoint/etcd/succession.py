@@ -132,9 +132,10 @@ class Succession:
             again=True,
         )
 
-    def is_vacant(self, lease: Lease, size: int, *, named_at: int | None) -> bool:
+    def is_vacant(self, lease: Lease, size: int, *, named_at: int | None, within_s: float) -> bool:
         """Whether it seems that nobody leads, until somebody has `looked`; asked when something happened, and at `look_at`.
 
+        Etcd may take `within_s` to say so.
         `named_at` is the revision at which a leader has named this node as a successor; 0 where it names others, and None
         where there is no board.
         """
@@ -153,7 +154,7 @@ class Succession:
         self._hear()
         if not self._vacant and time.monotonic() >= self.look_at:
             # To read costs etcd no write to its disks; to claim the place does, be it taken.
-            found = self._client.get(self._keys.leader)
+            found = self._client.get(self._keys.leader, timeout_s=within_s)
             self._vacant = found is None or found.lease == lease.id  # a leader here that failed is to begin again
             if not self._vacant:
                 self.looked(lease, size)
