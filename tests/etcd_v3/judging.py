@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import count, groupby
+from itertools import count, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +146,11 @@ def check(records: dict[str, list[Event]], history: History, bounds: Bounds, kil
     check_losses(records, killed)
 
 
-def check_history(history: History, bounds: Bounds) -> None:
-    """One world a round, one name a world, of the size that was asked for; what is closed stays closed."""
+def check_history(history: History, bounds: Bounds, *, may_be_deserted: bool = False) -> None:
+    """One world a round, one name a world, of the size that was asked for; what is closed stays closed.
+
+    Only a run of which nobody is left, if there may be such a moment, is founded anew by who comes next (rule 1).
+    """
     sealed: dict[str, int] = {}
     closed: set[str] = set()
     highest, last = 0, ""
@@ -168,7 +171,13 @@ def check_history(history: History, bounds: Bounds) -> None:
             highest, last = world.round, world.seal_id
         assert world.seal_id == last, "no world comes back"
         assert sealed.setdefault(world.seal_id, world.round) == world.round, "a world has one round"
-    assert len({board.incarnation for _, board in history.boards}) == 1, "the run was never founded anew"
+    for (_, before), (revision, board) in pairwise(history.boards):
+        if board.incarnation != before.incarnation:
+            assert may_be_deserted, "the run was never founded anew"
+            *_, found = (found for found in history.estates if found.revision < revision)
+            staff = history.rosters[before.world.seal_id] if before.world is not None else []
+            stay = {word.node_id for word in found.words}.intersection(staff)
+            assert not stay, f"the run was founded anew while {sorted(stay)} were in it"
 
 
 def check_ends(history: History) -> None:
