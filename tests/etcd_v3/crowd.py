@@ -11,7 +11,7 @@ from pathlib import Path
 from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import Cluster, Member
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, observing, until
-from tests.etcd_v3.judging import Event
+from tests.etcd_v3.judging import Event, recorded
 
 NODES = "2:4"
 MOST = 4
@@ -58,6 +58,13 @@ class Crowd:
         self.killed[node.name] = datetime.now(timezone.utc).timestamp()  # as records have it, on one machine
         node.kill()
         self.alive.remove(node)
+
+    def stalls(self, node: EtcdNode) -> int:
+        """How often this process stood still up to now, by its own record."""
+        return sum(event["kind"] == "stalled" for event in recorded(self.folder).get(node.name, ()))
+
+    def has_stalled(self, node: EtcdNode, before: int) -> bool:
+        return self.stalls(node) > before
 
     def end(self, member: Member) -> None:
         """Kill a member of etcd.
@@ -151,10 +158,12 @@ def play(crowd: Crowd, seed: int, rounds: int) -> Counter[str]:
             node.ask("withdraw", "left")
             crowd.join(node)
         elif what == "stop":
+            stalls = crowd.stalls(node)
             node.pause()
             others, before = [other for other in crowd.alive if other is not node], crowd.round
             until(partial(crowd.is_beyond, before, others), "it is missed", PATIENCE_S)
             node.resume()
+            until(partial(crowd.has_stalled, node, stalls), "it has written down that it stood still", PATIENCE_S)
         elif what == "member":
             crowd.restore()
             crowd.end(chance.choice(crowd.cluster.members))

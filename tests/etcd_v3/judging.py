@@ -202,9 +202,14 @@ def check_estates(history: History) -> None:
         run = adopt("run", found, 1e6, lambda: f"m{next(numbers)}").run
         wrong = list(complaints(run))
         assert not wrong, f"at revision {found.revision} the run is damaged: {wrong}"
-        if found.board is not None and (found.board.ended is None or run.phase is Phase.CLOSED):
+        if found.board is not None and (_is_inhabited(found) or run.phase is Phase.CLOSED):
             assert run.incarnation == found.board.incarnation, f"at revision {found.revision} the run is another"
             assert run.round >= found.board.round, f"at revision {found.revision} a round is lost"
+
+
+def _is_inhabited(found: Estate) -> bool:
+    """Whether a member of its last world is left; else whoever takes it over may found the run anew (rule 1)."""
+    return bool({seated.node.id for seated in found.roster}.intersection(word.node_id for word in found.words))
 
 
 def check_places(told: dict[str, list[Event]], history: History) -> None:
@@ -291,9 +296,10 @@ def check_losses(records: dict[str, list[Event]], killed: Mapping[str, float]) -
         stalls = [(_at(e) - e["details"]["seconds"], _at(e)) for e in events if e["kind"] == "stalled"]
         deaths = [(killed[name], math.inf)] if name in killed else []
         given_up = [at for node_id, at in lost.items() if node_id.partition(".")[0] == name]
-        assert _are_excused(given_up, stalls + deaths), f"{name} was given up although it was there"
+        absences = stalls + deaths
+        assert _are_excused(given_up, absences), f"{name} was given up although it was there: {given_up}, {absences}"
         put_out = [_at(e) for e in events if e["kind"] == "over" and e["details"]["state"] == "FENCED"]
-        assert _are_excused(put_out, stalls), f"{name} was put out although it was there"
+        assert _are_excused(put_out, stalls), f"{name} was put out although it was there: {put_out}, {stalls}"
 
 
 def _are_excused(moments: Sequence[float], absences: Sequence[tuple[float, float]]) -> bool:

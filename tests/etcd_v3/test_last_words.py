@@ -17,8 +17,10 @@ from rallypoint.etcd import estate
 from rallypoint.etcd.board import Board, encode_board
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.reading import Reading
+from rallypoint.etcd_client import EtcdUnavailableError
 from rallypoint.membership.identity import mint_id
 from tests.etcd.servers import Cluster
+from tests.etcd_client.stage import SOON_S
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, until
 from tests.etcd_v3.test_lasting import joined, link_of, member
 
@@ -136,6 +138,26 @@ def test_who_leaves_a_run_of_which_everything_was_deleted_does_not_wait_for_ever
     began = time.monotonic()
     assert not quitter.leave(Reason.FINISHED, patience_s=60.0), "its word was heard by nobody"
     assert time.monotonic() - began < 30.0
+
+
+def test_who_withdraws_while_etcd_is_away_for_a_moment_is_not_taken_for_lost(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = member(cluster.endpoints, run, Bounds(2, 2)), member(cluster.endpoints, run, Bounds(2, 2), "b")
+    joined(ends, a, b)
+    link = link_of(a)
+    blips, speak = [EtcdUnavailableError("a moment")] * 2, link._speak
+
+    def blip() -> float:
+        if blips:
+            raise blips.pop()
+        return speak()
+
+    monkeypatch.setattr(link, "_speak", blip)
+    link._wake()
+    until(lambda: not link.is_connected, "it seems that etcd is away")
+    assert a.leave(Reason.WITHDREW, "the night is over")
+    assert b.wait(lambda view: view.why == "a withdrew: the night is over", time.monotonic() + SOON_S), b.view.why
 
 
 ENDING = """

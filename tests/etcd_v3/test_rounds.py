@@ -53,15 +53,15 @@ def test_rounds_under_random_kills(
 
 def stay_together(crowd: Crowd, observer: Observer) -> None:
     """Long after the last fault everybody is where they should be, and stays there."""
-    round_, stalls = crowd.round, stalls_in(crowd.folder)
+    round_, stalls = crowd.round, stalls_of(crowd)
     until(lambda: observer.is_quiet(QUIET_S), "nothing changes any more")
     crowd.meet()
-    assert crowd.round == round_ or stalls_in(crowd.folder) > stalls
+    assert crowd.round == round_ or stalls_of(crowd) > stalls
 
 
-def stalls_in(folder: Path) -> int:
+def stalls_of(crowd: Crowd) -> int:
     """How often processes stood still up to now, on a machine that is too busy."""
-    return sum(event["kind"] == "stalled" for events in recorded(folder).values() for event in events)
+    return sum(map(crowd.stalls, crowd.alive))
 
 
 def finish_one_by_one(crowd: Crowd, observer: Observer) -> None:

@@ -24,6 +24,9 @@ from rallypoint.membership.link import Link, Peer, Prepare
 from rallypoint.membership.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
 from rallypoint.stores.errors import StoreError
 
+_BLIP_S = 1.0
+"""So long the word of one that leaves is tried where the authority was away when it was tried last."""
+
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
 
 
@@ -156,9 +159,9 @@ class Member:
         if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             if not self._finished:
                 self.link.leave(reason, why)
-            if reason is Reason.FINISHED or self.link.is_connected:
-                # A process that ends too early is taken for a lost one.
-                done = self.link.is_heard(deadline)
+            # A process that ends too early is taken for a lost one.
+            matters = reason is Reason.FINISHED or self.link.is_connected
+            done = self.link.is_heard(deadline if matters else min(deadline, time.monotonic() + _BLIP_S)) or not matters
         if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
             done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
         self._gone = True
