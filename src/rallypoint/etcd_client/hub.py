@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from rallypoint.etcd_client.answers import Verdict, judge
@@ -86,6 +87,7 @@ class Hub:
         self.rotation = Rotation(endpoints, random.randrange(len(endpoints)) if spread else 0)
         self.lines = Lines(tls)
         self.closing = threading.Event()
+        self.is_closing = False  # the same, for those who ask it for each call
         self.suspicions: list[Callable[[str], None]] = []
         self._proven: set[str] = set()
         self._is_warm = False
@@ -118,14 +120,17 @@ class Hub:
         """
         data = encode(request)
         endpoints = self.endpoints if only is None else (only,)
-        deadline = time.monotonic() + timeout_s
+        deadline, left_s = time.monotonic() + timeout_s, timeout_s
         tries: Tries | None = None  # made with the first trouble, and most calls have none
         while True:
-            endpoint = only or (self.rotation.after(tries.asked) if tries else self.rotation.line[0])
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or self.closing.is_set():
+            if tries is None:
+                endpoint, rounds = only or self.rotation.line[0], 0
+            else:
+                endpoint, rounds = only or self.rotation.after(tries.asked), tries.rounds
+                left_s = deadline - time.monotonic()
+            if left_s <= 0 or self.is_closing:
                 raise self._no_answer(method, timeout_s, tries or Tries(endpoints))
-            try_s = min(left_s, _try_s(len(endpoints), timeout_s, tries.rounds if tries else 0))
+            try_s = min(left_s, _try_s(len(endpoints), timeout_s, rounds))
             login, sent = self._login, False
             try:
                 line = self.lines.known.get(endpoint) or self.lines.to(endpoint)
@@ -138,7 +143,8 @@ class Hub:
                     try_s = max(deadline - time.monotonic(), 0.001)
                 sent = True
                 found = decode(answer, line.call(method, data, try_s, metadata))
-                self._proven.add(endpoint)
+                if endpoint not in self._proven:
+                    self._proven.add(endpoint)
                 return found
             except EtcdMessageError as problem:
                 tries = tries or Tries(endpoints)
@@ -301,6 +307,7 @@ class Hub:
         """End everything; keys and leases stay as they are."""
         if self.pid != os.getpid():
             return
+        self.is_closing = True
         self.closing.set()
         with self._parts_lock:
             parts = list(self._parts.values())
@@ -317,6 +324,7 @@ class Hub:
                 thread.join(max(deadline - time.monotonic(), 0))
 
 
+@lru_cache(maxsize=64)
 def _try_s(endpoints: int, timeout_s: float, rounds: int) -> float:
     """How long one endpoint may take before the next one is asked; longer when all have failed, for the answer may be large."""
     longest_s = _LONGEST_TRY_S if endpoints > 1 else timeout_s

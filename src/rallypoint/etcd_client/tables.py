@@ -93,6 +93,11 @@ class Line:
     most: int
 
 
+Reading = tuple[int, int, bool, "Table | None", Line]
+"""Of a line its `kind`, its `index`, whether it is plain (neither repeated nor in a oneof), its `table`, and itself: what is
+asked for every field that is read, in one piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """All that is known of a message.  No message of ours contains itself, so a table can hold those of its parts."""
@@ -104,8 +109,8 @@ class Table:
     unset: list[Any]  # the values of an empty message
     repeated: tuple[int, ...]  # the indices of those
     # By number and wire type together: a known number with another type is as good as unknown.
-    by_key: dict[int, Line]
-    by_short_key: tuple[Line | None, ...]  # those whose key has one byte: all but a few
+    by_key: dict[int, Reading]
+    by_short_key: tuple[Reading | None, ...]  # those whose key has one byte: all but a few
     recent: dict[bytes, Message] | None  # those that were read last, of a message that recurs
 
 
@@ -139,6 +144,10 @@ def _make_table(cls: type[Message]) -> Table:
         by_key[number << 3 | VARINT] = line
         if line.repeated:
             by_key[number << 3 | LENGTH] = replace(line, kind=PACKED)
+    reading = {
+        key: (line.kind, line.index, not line.repeated and not line.rivals, line.table, line)
+        for key, line in by_key.items()
+    }
     return Table(
         name=cls.__name__,
         make=cls,
@@ -146,8 +155,8 @@ def _make_table(cls: type[Message]) -> Table:
         writing=tuple((line.index, line.unset, line) for line in lines),
         unset=unset,
         repeated=tuple(line.index for line in lines if line.repeated),
-        by_key=by_key,
-        by_short_key=tuple(map(by_key.get, range(0x80))),
+        by_key=reading,
+        by_short_key=tuple(map(reading.get, range(0x80))),
         recent={} if cls.RECURS else None,
     )
 

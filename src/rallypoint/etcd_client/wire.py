@@ -108,25 +108,28 @@ def decode(cls: type[M], data: bytes) -> M:
 def _read(table: Table, data: bytes) -> Message:
     by_short_key = table.by_short_key
     values = table.unset.copy()
-    merged: dict[int, list[bytes]] = {}  # the parts of each message that occurs more than once
+    merged: dict[int, list[bytes]] | None = None  # the parts of each message that occurs more than once
     position, end = 0, len(data)
     while position < end:
-        # Most numbers have one byte: a call for each would double the time.
+        # Most numbers have one byte, and sizes seldom more than two: a call for each would double the time.
         key = data[position]
         if key < 0x80:
             position += 1
-            line = by_short_key[key]
+            reading = by_short_key[key]
         else:
             key, position = read_varint(table.name, data, position)
-            line = table.by_key.get(key)
-        if line is None:
+            reading = table.by_key.get(key)
+        if reading is None:
             position = _skip(table, data, key, position)
             continue
+        kind, index, plain, inner, line = reading
         if position < end and (number := data[position]) < 0x80:
             position += 1
+        elif position + 1 < end and (second := data[position + 1]) < 0x80:
+            number += (second << 7) - 0x80
+            position += 2
         else:
             number, position = read_varint(table.name, data, position)
-        kind = line.kind
         value: Any
         if kind <= LAST_VARINT:
             value = number if kind <= UINT64 and number < _SIGN_64 else _signed(kind, number)
@@ -139,29 +142,32 @@ def _read(table: Table, data: bytes) -> Message:
                     f"{table.name} is cut short: `{line.field.name}` should have {number} bytes, and {len(value)} are left"
                 )
             if kind == MESSAGE:
-                assert line.table is not None
-                if values[line.index] and not line.repeated:
-                    merged.setdefault(line.index, [encode(values[line.index])]).append(value)
+                assert inner is not None
+                if values[index] and not line.repeated:
+                    merged = {} if merged is None else merged
+                    merged.setdefault(index, [encode(values[index])]).append(value)
                 # Even if it is to be merged: each part must be whole.
-                value = _read(line.table, value) if line.table.recent is None else _recall(line.table, value)
+                value = _read(inner, value) if inner.recent is None else _recall(inner, value)
             elif kind > MESSAGE:
                 value = _text(table, line, value) if kind == STRING else _unpack(table, line, value)
-        if line.repeated:
-            many = values[line.index] or []
+        if plain:
+            values[index] = value
+        elif line.repeated:
+            many = values[index] or []
             if kind == PACKED:
                 many += value
             else:
                 many.append(value)
-            values[line.index] = many
-            continue
-        values[line.index] = value
-        if line.rivals:
+            values[index] = many
+        else:
+            values[index] = value
             for rival in line.rivals:
                 values[rival] = None
-                merged.pop(rival, None)
+                if merged is not None:
+                    merged.pop(rival, None)
     for index in table.repeated:
         values[index] = tuple(values[index])
-    if merged:
+    if merged is not None:
         for index, parts in merged.items():
             # Bytes one after the other are the messages merged.
             values[index] = decode(type(values[index]), b"".join(parts))
