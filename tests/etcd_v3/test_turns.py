@@ -12,6 +12,7 @@ import pytest
 from rallypoint.core.model import Bounds, Reason
 from rallypoint.core.node import State
 from rallypoint.errors import RendezvousTimeoutError
+from rallypoint.etcd import reading
 from rallypoint.etcd.chorus import Choir, Word
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.succession import Said, Succession
@@ -47,6 +48,7 @@ def test_a_turn_in_which_a_word_waits_says_nothing_of_etcd(
     ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
     chorus = node._client.part(Choir).of(Keys(PREFIX, run).run)
     chorus._is_busy = True  # as if another were writing
+    monkeypatch.setattr(reading, "_CROWD", 0)  # so that it waits for its lease, however slow etcd is
     link = link_of(node)
     link.join(60.0)
     until(lambda: len(chorus._waiting) == 1, "its word waits")
@@ -175,11 +177,13 @@ def test_a_join_that_is_given_up_and_was_written_all_the_same_leaves_nothing_beh
     node, other = (member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab")
     link, written, write = link_of(node), threading.Event(), Succession._write
     if not is_first:
-        link.join(60.0)
-        until(lambda: link._said_at > 0, "its first word is said")
-    before = link.view.node.id
+        link_of(other).join(60.0)
+        until(lambda: link_of(other)._succession.leads, "the other leads")
+        joined(ends, node, other)
+    before, leases = link.view.node.id, set[int]()
 
     def lose_the_answer(succession: Succession, words: Sequence[Word]) -> Outcome:
+        leases.update(word.lease.id for word in words)
         write(succession, words)
         link.leave(Reason.WITHDREW)
         written.set()
@@ -190,9 +194,25 @@ def test_a_join_that_is_given_up_and_was_written_all_the_same_leaves_nothing_beh
         link.join(60.0)
         assert written.wait(SOON_S)
     until(lambda: link._to_say is None and link._lease is None, "it has left, and its lease is gone")
-    assert [kv.key for kv in observer.everything() if before.encode() in kv.key + kv.value] == []
+    assert [kv.key for kv in observer.everything() if kv.lease in leases] == []
     joined(ends, node, other)
     assert link.view.node.id != before
+
+
+def test_a_leader_that_gives_up_after_an_outage_publishes_its_own_last_word(
+    cluster: Cluster, run: str, ends: ExitStack, observer: Observer
+) -> None:
+    """Whatever is in doubt since: its lease stays until the run is closed."""
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    joined(ends, node)
+    link = link_of(node)
+    assert link._succession.leads
+    link._in_doubt = link._succession.is_in_doubt = True
+    assert node.leave(Reason.GAVE_UP, "out of memory")
+    board = observer.board()
+    assert board is not None
+    assert board.ended is not None
+    assert board.ended.why == "a gave up: out of memory"
 
 
 def test_in_a_forked_child_there_is_nothing_to_close(

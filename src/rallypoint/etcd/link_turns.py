@@ -161,7 +161,7 @@ class LinkTurns:
             # A link that had no more turns would leave a node that is renewed and does nothing.
             log.exception("run %r: the link to etcd failed", self._run_id)
             self._refuse(f"the link to etcd failed: {exc!r}", asked)
-        return self._lease_ttl_s
+        return self._patience_s()
 
     def _speak(self) -> float:
         """Say what is to be said.  Where that takes several turns: how long to wait at most for the next one; else 0."""
@@ -298,9 +298,11 @@ class LinkTurns:
 
     def _go_without_trace(self, message: Left) -> bool:
         """What is in doubt may be in etcd all the same: a word, and the leader's key, by which nobody else could lead."""
+        if not self._succession.is_in_doubt or self._succession.leads:
+            return True  # who leads and knows it publishes its own last word
         with self.changed:
-            if not self._in_doubt or self._to_say is not message:
-                return True  # nothing is, or the node has come back meanwhile
+            if self._to_say is not message:
+                return True  # the node has come back meanwhile
             self._is_worn = True
         self._shed()
         return True
@@ -400,7 +402,9 @@ class LinkTurns:
         if lease is not None and not lease.lost.is_set():
             try:
                 self._client.revoke(lease, timeout_s=HURRY_S)
-            except EtcdUnavailableError as exc:
+            except (EtcdClosedError, EtcdForkError):
+                raise
+            except EtcdError as exc:
                 log.info("run %r: the lease of the node's old name was left to expire: %s", self._run_id, exc)
 
     def _forget(self) -> None:

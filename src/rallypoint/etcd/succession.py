@@ -54,6 +54,8 @@ class Succession:
         self._word: Word | None = None
         self._leader: Leader | None = None
         self._watch: Watch | None = None
+        self.is_in_doubt = False
+        """Whether what was written last may be in etcd though there was no answer: a word, and the leader's key."""
         self._vacant = False
 
     def say(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said:
@@ -84,17 +86,24 @@ class Succession:
             return None
         self._word = None
         if word.trouble is not None:
+            self.is_in_doubt = True
             raise type(word.trouble)(*word.trouble.args) from word.trouble
         return self._written(word)
 
     def forget(self) -> None:
         """What was being said is the word of a node that is no more."""
+        self.is_in_doubt = False
         if self._word is not None:
             self._word.is_withdrawn = True
             self._word = None
 
+    @property
+    def leads(self) -> bool:
+        """Whether this node is the leader, and knows it."""
+        return self._leader is not None and not self._leader.is_over
+
     def _written(self, word: Word) -> Said:
-        lease = word.lease
+        lease, self.is_in_doubt = word.lease, True
         try:
             outcome = word.outcome or self._write([word])
         except EtcdLeaseLostError:
@@ -115,6 +124,7 @@ class Succession:
                     found=estate.found_by_founder(self._keys, outcome) if leads and board is None else None,
                     took_s=time.monotonic() - word.began,
                 )
+        self.is_in_doubt = False
         return Said(outcome.revision, board)
 
     def _join_chorus(self) -> Chorus:

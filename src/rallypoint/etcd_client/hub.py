@@ -224,7 +224,7 @@ class Hub:
                 f"{_name(method)} was sent and its answer was lost: it may or may not have happened; read back before "
                 f"doing it again. {tries}"
             )
-        if self.closing.is_set():
+        if self.is_closing:
             return EtcdClosedError(f"the client was closed during {_name(method)}")
         if tries.all_hopeless:
             return EtcdHopelessError(f"etcd gave no answer to {_name(method)}. {tries}")

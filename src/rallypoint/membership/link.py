@@ -49,6 +49,10 @@ class Link(Protocol):
     def is_connected(self) -> bool:
         """Whether the authority hears this node at the moment, as far as is known."""
 
+    @property
+    def keeps_words(self) -> bool:
+        """Whether what is said while the authority is away is said to it when it is back; else it is lost."""
+
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world, connecting first; returns at once, the view tells what became of it.
 

@@ -160,8 +160,10 @@ class Member:
             if not self._finished:
                 self.link.leave(reason, why)
             # A process that ends too early is taken for a lost one.
-            matters = reason is Reason.FINISHED or self.link.is_connected
-            done = self.link.is_heard(deadline if matters else min(deadline, time.monotonic() + _BLIP_S)) or not matters
+            if reason is Reason.FINISHED or self.link.is_connected:
+                done = self.link.is_heard(deadline)
+            elif self.link.keeps_words:
+                self.link.is_heard(min(deadline, time.monotonic() + _BLIP_S))
         if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
             done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
         self._gone = True

@@ -84,6 +84,11 @@ class Link:
         return self._session.welcomed
 
     @property
+    def keeps_words(self) -> bool:
+        """It does not: what a server is told when it is back is where the node stands (rule 14)."""
+        return False
+
+    @property
     def refusal(self) -> str | None:
         """Why the authority will not have this node at all; None while there is hope.
 
