@@ -49,6 +49,16 @@ class Word:
         self.is_withdrawn = False
         """Whether its node wants it written no more."""
 
+    @property
+    def may_go_along(self) -> bool:
+        """Whether it does others no harm: a lease that is not there spoils all that is written with it.
+
+        One that was asked for, and has no answer yet, is there as a rule by the time that etcd comes to what is written on it.
+        """
+        lease = self.lease
+        has_failed = lease.answered.is_set() and not lease.is_granted
+        return not (self.is_withdrawn or lease.lost.is_set() or has_failed)
+
 
 Write = Callable[[Sequence[Word]], Outcome]
 """Writes some words in one transaction."""
@@ -84,8 +94,7 @@ class Chorus:
         """As many as fit into one transaction; whether there are more.  Where there are none, whoever comes next writes."""
         with self._lock:
             together = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
-        # A lease that is gone would spoil it for all.
-        able = [(word, write) for word, write in together if not word.is_withdrawn and not word.lease.lost.is_set()]
+        able = [(word, write) for word, write in together if word.may_go_along]
         words, outcome, trouble, is_more = [word for word, _ in able], None, None, False
         try:
             outcome = able[0][1](words) if able else None

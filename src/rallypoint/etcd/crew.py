@@ -23,7 +23,7 @@ log = logging.getLogger("rallypoint.etcd")
 USUAL = 4
 """So many turns are had at a time, usually: the more threads compete for the interpreter, the longer all others wait."""
 
-_STUCK_S = 0.04
+_STUCK_S = 0.1
 """Who has been at its turn for so long waits for etcd, and keeps nobody else from having one."""
 
 _MOST = 64

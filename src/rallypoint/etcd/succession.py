@@ -68,8 +68,6 @@ class Succession:
     def say_with_others(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said | None:
         """The same, along with what other nodes of this process say; None where they are at it: then it is `said` later."""
         word = Word(node_id, lease, puts, self._wake)
-        if not word.was_granted:  # a lease that is not there would spoil it for all
-            return self._written(word)
         self._join_chorus().say(word, self._write)
         self._word = word
         return self.said()
