@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Annotated
 
-from rallypoint.etcd_client.tables import Message, Tag, table_of
+from rallypoint.etcd_client.straight import reader_of, writer_of
+from rallypoint.etcd_client.tables import Message, Tag
 
 
 class EventType(IntEnum):
@@ -355,11 +356,14 @@ class AuthenticateResponse(Response, frozen=True):
     token: Annotated[str, Tag(2)] = ""
 
 
-def _make_tables(messages: Iterable[type[Message]]) -> None:
+def _prepare(messages: Iterable[type[Message]]) -> None:
     for message in messages:
-        table_of(message)
-        _make_tables(message.__subclasses__())
+        if issubclass(message, Response):
+            reader_of(message)
+        else:
+            writer_of(message)
+        _prepare(message.__subclasses__())
 
 
 # All at once and by one thread, instead of by each of many that need them in the same moment.
-_make_tables(Message.__subclasses__())
+_prepare(Message.__subclasses__())

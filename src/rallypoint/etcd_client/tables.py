@@ -59,7 +59,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """
 
     RECURS: ClassVar[bool] = False
-    """Whether the same one is likely to be read many times, so that the last ones are remembered."""
+    """Whether the same one is likely to be read many times in a row, so that the last one is remembered."""
 
 
 @dataclass(frozen=True)
@@ -85,33 +85,23 @@ class Line:
     kind: int
     repeated: bool
     optional: bool
-    unset: Any  # what it is where it is not set
-    table: Table | None  # of the message in it
     rivals: tuple[int, ...]
     key: bytes  # as it stands on the wire before the value
     least: int
     most: int
 
 
-Reading = tuple[int, int, bool, "Table | None", Line]
-"""Of a line its `kind`, its `index`, whether it is plain (neither repeated nor in a oneof), its `table`, and itself: what is
-asked for every field that is read, in one piece."""
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that is known of a message.  No message of ours contains itself, so a table can hold those of its parts."""
+    """All that is known of a message."""
 
     name: str
     make: Callable[..., Message]
     fields: tuple[Field, ...]  # in the order of the wire
-    writing: tuple[tuple[int, Any, Line], ...]  # each behind its `index` and `unset`: most fields are not set
+    lines: tuple[Line, ...]  # of these
     unset: list[Any]  # the values of an empty message
-    repeated: tuple[int, ...]  # the indices of those
     # By number and wire type together: a known number with another type is as good as unknown.
-    by_key: dict[int, Reading]
-    by_short_key: tuple[Reading | None, ...]  # those whose key has one byte: all but a few
-    recent: dict[bytes, Message] | None  # those that were read last, of a message that recurs
+    by_key: dict[int, Line]
 
 
 _tables: dict[type[Message], Table] = {}
@@ -134,7 +124,7 @@ def _make_table(cls: type[Message]) -> Table:
     unset = list(msgspec.structs.astuple(cls()))
     assert not any(unset), cls  # protobuf has no other defaults
     fields = _make_fields(cls)
-    lines = [_make_line(cls, field, unset) for field in fields]
+    lines = tuple(_make_line(cls, field) for field in fields)
     by_key = {}
     for line in lines:
         number = line.field.number
@@ -144,21 +134,7 @@ def _make_table(cls: type[Message]) -> Table:
         by_key[number << 3 | VARINT] = line
         if line.repeated:
             by_key[number << 3 | LENGTH] = replace(line, kind=PACKED)
-    reading = {
-        key: (line.kind, line.index, not line.repeated and not line.rivals, line.table, line)
-        for key, line in by_key.items()
-    }
-    return Table(
-        name=cls.__name__,
-        make=cls,
-        fields=fields,
-        writing=tuple((line.index, line.unset, line) for line in lines),
-        unset=unset,
-        repeated=tuple(line.index for line in lines if line.repeated),
-        by_key=reading,
-        by_short_key=tuple(map(reading.get, range(0x80))),
-        recent={} if cls.RECURS else None,
-    )
+    return Table(cls.__name__, cls, fields, lines, unset, by_key)
 
 
 def _make_fields(cls: type[Message]) -> tuple[Field, ...]:
@@ -173,7 +149,7 @@ def _make_fields(cls: type[Message]) -> tuple[Field, ...]:
     return tuple(sorted(fields, key=lambda field: field.number))
 
 
-def _make_line(cls: type[Message], field: Field, unset: list[Any]) -> Line:
+def _make_line(cls: type[Message], field: Field) -> Line:
     index_of = cls.__struct_fields__.index
     kind = KINDS[field.kind]
     least, most = _RANGES.get(field.kind, (0, 0))
@@ -183,8 +159,6 @@ def _make_line(cls: type[Message], field: Field, unset: list[Any]) -> Line:
         kind=kind,
         repeated=field.repeated,
         optional=field.optional,
-        unset=unset[index_of(field.name)],
-        table=None if field.message is None else table_of(field.message),
         rivals=tuple(map(index_of, field.rivals)),
         key=varint(field.number << 3 | (VARINT if kind <= LAST_VARINT and not field.repeated else LENGTH)),
         least=least,

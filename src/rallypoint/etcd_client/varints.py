@@ -10,9 +10,11 @@ from functools import lru_cache
 
 from rallypoint.etcd_client.errors import EtcdMessageError
 
-__all__ = ["SIZE", "SIZES", "read_varint", "varint"]
+__all__ = ["LONGEST", "SIZE", "SIZES", "read_long_varint", "read_varint", "varint"]
 
-_LONGEST = 10
+LONGEST = 10
+"""So many bytes has a number at most."""
+
 _MASK_64 = (1 << 64) - 1
 _REMEMBERED = 1024
 
@@ -59,10 +61,10 @@ def read_varint(name: str, data: bytes, position: int) -> tuple[int, int]:
             return first + (second << 7) + (third << 14) - 0x4080, position + 3
     except IndexError:
         raise _cut_short(name, position) from None
-    number, size = _read_long_varint(data[position : position + _LONGEST])
+    number, size = read_long_varint(data[position : position + LONGEST])
     if size:
         return number, position + size
-    if len(data) - position < _LONGEST:
+    if len(data) - position < LONGEST:
         raise _cut_short(name, position)
     raise EtcdMessageError(f"{name} is damaged: the number at byte {position} is longer than 64 bits")
 
@@ -72,7 +74,7 @@ def _cut_short(name: str, position: int) -> EtcdMessageError:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _read_long_varint(data: bytes) -> tuple[int, int]:
+def read_long_varint(data: bytes) -> tuple[int, int]:
     """The number that these bytes begin with, and how many of them it has: 0 if it does not end."""
     number = shift = 0
     for size, byte in enumerate(data, 1):
