@@ -1,6 +1,6 @@
 """How fast the etcd client is: puts and gets a second, beside a bare grpcio loop with the same bytes on one member.
 
-The two take turns, so that what else the machine does falls on both.
+The two take short turns, so that what else the machine does falls on both alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -25,8 +24,8 @@ from rallypoint.etcd_client.messages import PutRequest, RangeRequest
 from rallypoint.etcd_client.wire import encode
 
 KEY, VALUE = b"bench/key", b"v" * 200
-SAMPLE_S = 0.7
-ROUNDS = 7
+TURN_S = 0.15
+ROUNDS = 40
 THREADS = 32
 GOAL = 0.8
 
@@ -41,8 +40,12 @@ def run(console: Console, output: Path) -> None:
         theirs = bare_calls(endpoint)
         for name in ("put", "get"):
             for threads in (1, THREADS):
-                rates = [(rate(theirs[name], threads), rate(ours[name], threads)) for _ in range(ROUNDS)]
-                bare, client_rate = median(bare for bare, _ in rates), median(our for _, our in rates)
+                pair = [Tally(theirs[name]), Tally(ours[name])]
+                for _ in range(ROUNDS):
+                    for tally in pair:
+                        tally.go_on(threads)
+                    pair.reverse()  # who goes first has no advantage
+                bare, client_rate = (tally.rate for tally in pair)
                 label = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
                 table.add_row(
                     label, f"{bare:,.0f}", f"{client_rate:,.0f}", f"{client_rate / bare:.2f}", f"at least {GOAL}"
@@ -50,28 +53,41 @@ def run(console: Console, output: Path) -> None:
         console.print(table)
 
 
-def rate(call: Callable[[], object], threads: int) -> float:
-    """Calls a second, all threads together."""
-    counts = [0] * threads
-    over = threading.Event()
-    ready = threading.Barrier(threads + 1)
+class Tally:
+    """Some calls, and how long they took."""
 
-    def work(place: int) -> None:
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._calls, self._took_s = 0, 0.0
+
+    @property
+    def rate(self) -> float:
+        """Calls a second, all threads together."""
+        return self._calls / self._took_s
+
+    def go_on(self, threads: int) -> None:
+        """One more turn, with so many threads."""
+        counts = [0] * threads
+        over = threading.Event()
+        ready = threading.Barrier(threads + 1)
+
+        def work(place: int) -> None:
+            ready.wait()
+            while not over.is_set():
+                self._call()
+                counts[place] += 1
+
+        crew = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
+        for thread in crew:
+            thread.start()
         ready.wait()
-        while not over.is_set():
-            call()
-            counts[place] += 1
-
-    crew = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
-    for thread in crew:
-        thread.start()
-    ready.wait()
-    began = time.monotonic()
-    over.wait(SAMPLE_S)
-    over.set()
-    for thread in crew:
-        thread.join()
-    return sum(counts) / (time.monotonic() - began)
+        began = time.monotonic()
+        over.wait(TURN_S)
+        over.set()
+        for thread in crew:
+            thread.join()
+        self._calls += sum(counts)
+        self._took_s += time.monotonic() - began
 
 
 def bare_calls(endpoint: str) -> dict[str, Callable[[], object]]:
