@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.etcd_client import straight
+from rallypoint.etcd_client.any_order import ReadPart, read_in_any_order
 from rallypoint.etcd_client.errors import EtcdMessageError
 from rallypoint.etcd_client.messages import (
     KeyValue,
@@ -17,10 +20,12 @@ from rallypoint.etcd_client.messages import (
     PutRequest,
     PutResponse,
     RangeResponse,
+    Response,
     ResponseHeader,
     ResponseOp,
     WatchCreateRequest,
 )
+from rallypoint.etcd_client.tables import Table, table_of
 from rallypoint.etcd_client.wire import Field, Message, decode, encode, fields_of
 from tests.etcd_client.oracle import MESSAGES, read_by_protobuf, written_by_protobuf
 
@@ -97,6 +102,43 @@ def test_damaged_bytes_are_refused_or_read_as_protobuf_reads_them(message: Messa
 @given(st.sampled_from(MESSAGES), st.binary(max_size=60))
 def test_noise_is_refused_or_read_as_protobuf_reads_it(kind: type[Message], noise: bytes) -> None:
     _judge_alike(kind, noise)
+
+
+@given(ANY, st.data())
+def test_what_is_read_in_a_row_is_what_is_read_in_any_order(message: Message, data: st.DataObject) -> None:
+    """To the last word of a refusal, however the bytes are damaged."""
+    damaged = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(0, 2)) if damaged else 0):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    found = bytes(damaged[: data.draw(st.integers(0, len(damaged)))]) if data.draw(st.booleans()) else bytes(damaged)
+
+    def in_any_order(kind: type[Message], part: bytes) -> Message:
+        return read_in_any_order(table_of(kind), part, in_any_order)
+
+    def outcome(read: Callable[[type[Message], bytes], Message]) -> Message | str:
+        try:
+            return read(type(message), found)
+        except EtcdMessageError as refusal:
+            return str(refusal)
+
+    assert outcome(decode) == outcome(in_any_order)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MESSAGES if issubclass(kind, Response)])
+def test_whatever_etcd_writes_is_read_in_a_row(kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(table: Table, data: bytes, read_part: ReadPart) -> Message:
+        raise AssertionError(f"{table.name} is not read in a row")
+
+    monkeypatch.setattr(straight, "readers", {})
+    monkeypatch.setattr(straight, "read_in_any_order", refuse)
+    read = straight.reader_of(kind)
+
+    @given(messages(kind))
+    @settings(max_examples=20)
+    def reads(message: Message) -> None:
+        assert read(encode(message)) == message
+
+    reads()
 
 
 def _judge_alike(kind: type[Message], data: bytes) -> None:
