@@ -8,13 +8,15 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
-from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, StatusResponse
-from rallypoint.etcd_client.hub import Reply
+from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, EtcdRefusedError, StatusResponse, put_op
+from rallypoint.etcd_client.hub import Kind, Reply
 from rallypoint.etcd_client.keeper import Keeper
-from rallypoint.etcd_client.messages import LeaseKeepAliveResponse
+from rallypoint.etcd_client.messages import LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse
 from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.wire import Message, encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
@@ -166,9 +168,47 @@ def test_a_lease_asked_for_ahead_whose_answer_was_lost_is_ensured_as_the_same(
         lease = client.grant(5, ahead=True)
         assert lease.answered.wait(SOON_S)
     assert lease.is_granted is False
+    for write in (client.put, partial(client.guarded_put, mod_revision=0)):
+        with pytest.raises(
+            EtcdRefusedError, match=r"was asked for ahead.*call ensure\(\) before anything is written on it"
+        ):
+            write(prefix, "x", lease=lease)
     client.ensure(lease)
     client.put(prefix, "x", lease=lease)
     lease.revoke()
+
+
+@pytest.mark.parametrize(("version", "disagrees"), [("3.4", True), ("3.5", False)])
+def test_a_member_that_is_killed_after_a_write_came_before_its_lease_disagrees_with_the_others(
+    version: str, disagrees: bool
+) -> None:
+    """Why nothing is ever written on a lease before etcd has said that it is there.
+
+    A member of etcd 3.4 that comes back does once more what is younger than the last write to its database; a lease that
+    was granted is there by then, and not all that was refused is refused again.
+    """
+    lease_id = 4711
+
+    def revisions() -> list[int]:
+        return [user.range("any", serializable=True).revision for user in users]
+
+    with etcd(version, 3) as cluster, ExitStack() as ends:
+        users = [ends.enter_context(EtcdClient(member.endpoint)) for member in cluster.members]
+        client = ends.enter_context(EtcdClient(cluster.endpoints))
+        before = client.put("any", "before").revision
+        with pytest.raises(EtcdLeaseLostError):
+            client.transaction([], [put_op("early", "x", lease=lease_id)])
+        request = LeaseGrantRequest(60, lease_id)
+        client._open.call("/etcdserverpb.Lease/LeaseGrant", request, LeaseGrantResponse, SOON_S, Kind.AGAIN)
+        killed = cluster.members[0]
+        database = killed.log.with_suffix("") / "member" / "snap" / "db"
+        until(lambda: lease_id.to_bytes(8, "big") in database.read_bytes(), "the lease is in its database")
+        assert revisions() == [before] * 3
+        killed.kill()
+        killed.start()
+        killed.wait()
+        assert revisions() == [before + disagrees, before, before]
+        assert bool(users[0].range("early", serializable=True).kvs) is disagrees
 
 
 def test_who_releases_a_lease_before_it_is_granted_never_renews_it(

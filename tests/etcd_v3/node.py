@@ -16,7 +16,7 @@ from rallypoint import events
 from rallypoint.core.model import Bounds, Reason, Role, Settings
 from rallypoint.elastic.place import Place
 from rallypoint.errors import RendezvousError
-from rallypoint.etcd import leader, link_turns
+from rallypoint.etcd import leader
 from rallypoint.etcd.member import EtcdMember
 from rallypoint.etcd_client import EtcdClient, Tls, User
 from rallypoint.etcd_client.conductor import Watcher
@@ -52,8 +52,6 @@ class EtcdPuppet(Puppet):
     def _member(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> EtcdMember:
         low, _, high = nodes.partition(":")
         leader.RUN_LEASE_S = options.get("run_lease", leader.RUN_LEASE_S)
-        for module in (leader, link_turns):
-            module.HEAD_START_S = options.get("head_start", module.HEAD_START_S)  # type: ignore[attr-defined]
         tls = Tls(options["cacert"], options.get("cert"), options.get("key")) if "cacert" in options else None
         user = User(*options["user"]) if "user" in options else None
         client = EtcdClient(endpoint, tls=tls, user=user, timeout_s=options.get("timeout", 10.0), spread=False)

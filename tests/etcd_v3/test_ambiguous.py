@@ -15,9 +15,6 @@ from tests.etcd.servers import Cluster, shared
 from tests.etcd_client.stage import Proxy
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, until
 
-ORDERLY = {"head_start": 30.0}
-"""A write waits for the answer to its lease's grant: one that came first would be refused, and its answer is lost here."""
-
 
 class Forgetful(Proxy):
     """A way to etcd on which every answer is lost from a request on that has a certain text in it."""
@@ -77,7 +74,7 @@ def test_the_answer_to_a_join_is_lost(
     """It leads by what it wrote, though it was never told."""
     a, b = stage.nodes("a", "b")
     proxy.mark = b"/in/nodes/a."
-    a.join(way, 2, run, lease_ttl=5, **ORDERLY)
+    a.join(way, 2, run, lease_ttl=5)
     proxy.until_committed(observer.words)
     b.join(cluster.endpoints, 2, run)
     by_rank([a, b], round=1)
@@ -89,7 +86,7 @@ def test_the_answer_to_a_joining_again_is_lost(
     stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     a, b, c = stage.nodes("a", "b", "c")
-    a.join(way, "2:3", run, lease_ttl=5, **ORDERLY)
+    a.join(way, "2:3", run, lease_ttl=5)
     b.join(cluster.endpoints, "2:3", run)
     by_rank([a, b], round=1)
     c.join(cluster.endpoints, "2:3", run)
@@ -107,7 +104,7 @@ def test_the_answer_to_the_publishing_of_a_world_is_lost(
     stage: EtcdStage, cluster: Cluster, run: str, proxy: Forgetful, way: str, observer: Observer
 ) -> None:
     a, b = stage.nodes("a", "b")
-    a.join(way, 2, run, lease_ttl=5, **ORDERLY)
+    a.join(way, 2, run, lease_ttl=5)
     assert observer.leading([a]) is a
     proxy.mark = b'"phase":"sealed"'
     b.join(cluster.endpoints, 2, run)
@@ -125,7 +122,7 @@ def test_the_answer_to_a_finish_is_lost(
     a, b = stage.nodes("a", "b")
     a.join(cluster.endpoints, 2, run)
     assert observer.leading([a]) is a
-    b.join(way, 2, run, lease_ttl=5, **ORDERLY)
+    b.join(way, 2, run, lease_ttl=5)
     by_rank([a, b], round=1)
     proxy.mark = b'"leave"'
     b.order("finish")
@@ -147,7 +144,7 @@ def test_the_answer_to_a_withdrawal_is_lost(
     a.join(cluster.endpoints, "2:3", run, last_call_timeout=30.0)
     assert observer.leading([a]) is a
     c.join(cluster.endpoints, "2:3", run)
-    b.join(way, "2:3", run, lease_ttl=60, **ORDERLY)
+    b.join(way, "2:3", run, lease_ttl=60)
     by_rank([a, b, c], round=1)
     proxy.mark = b'"leave"'
     b.order("withdraw")

@@ -19,7 +19,7 @@ from rallypoint.core.model import Bounds, Reason
 from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
-from rallypoint.etcd import crew, link_turns
+from rallypoint.etcd import crew
 from rallypoint.etcd.chorus import Choir, Chorus, Word
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
@@ -35,10 +35,7 @@ from rallypoint.etcd_client import (
     Lease,
     Outcome,
 )
-from rallypoint.etcd_client.hub import Hub, Reply
 from rallypoint.etcd_client.leases import Renewal
-from rallypoint.etcd_client.messages import LeaseGrantRequest
-from rallypoint.etcd_client.wire import Message
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, until
 from tests.etcd_v3.harness import PREFIX, Observer
@@ -234,21 +231,17 @@ def test_what_one_may_be_to_blame_for_is_left_to_each_to_try_alone_and_those_who
     assert {singer.word.trouble for singer in others} == {None}
 
 
-def test_a_word_that_is_withdrawn_or_whose_lease_is_not_there_is_left_out(pool: ThreadPoolExecutor) -> None:
+def test_a_word_that_is_withdrawn_or_whose_lease_is_lost_is_left_out(pool: ThreadPoolExecutor) -> None:
     chorus, paper = Chorus(), Paper()
-    first, withdrawn, lost, refused, granted, asked = singers(6)
-    meanwhile(pool, chorus, paper, first, [withdrawn, lost, refused, granted, asked])
+    first, withdrawn, lost, third, fourth = singers(5)
+    meanwhile(pool, chorus, paper, first, [withdrawn, lost, third, fourth])
     withdrawn.word.is_withdrawn = True
-    lost.word.lease.exists(Renewal(5, 0.0), keep=True)
     lost.word.lease.lost.set()
-    refused.word.lease.answered.set()
-    granted.word.lease.exists(Renewal(5, 0.0), keep=True)
-    assert not asked.word.lease.answered.is_set()
     paper.go.release(2)
-    settled(withdrawn, lost, refused, granted, asked)
-    assert paper.written == [["n0"], ["n4", "n5"]]
-    assert [singer.found for singer in (withdrawn, lost, refused)] == [[(True, None, True)]] * 3
-    assert [singer.found for singer in (granted, asked)] == [[(True, paper.outcomes[1], at)] for at in (True, False)]
+    settled(withdrawn, lost, third, fourth)
+    assert paper.written == [["n0"], ["n3", "n4"]]
+    assert [singer.found for singer in (withdrawn, lost)] == [[(True, None, True)]] * 2
+    assert [singer.found for singer in (third, fourth)] == [[(True, paper.outcomes[1], at)] for at in (True, False)]
 
 
 def test_where_all_are_left_out_nothing_is_written_and_the_next_who_comes_writes(pool: ThreadPoolExecutor) -> None:
@@ -351,8 +344,6 @@ class Pen:
             return pen.write(succession, words)
 
         monkeypatch.setattr(Succession, "_write", write)
-        # Before that a word waits for the answer to its grant, and a slow machine is not what is tried here.
-        monkeypatch.setattr(link_turns, "HEAD_START_S", SOON_S)
 
     def write(self, succession: Succession, words: Sequence[Word]) -> Outcome:
         with self._lock:
@@ -471,79 +462,6 @@ def test_one_whose_lease_is_lost_while_its_word_waits_costs_the_others_nothing(
     said = written_since(observer, since, last)
     assert sorted(said) == sorted(observer.keys.node(name) for name in now)
     assert {node.view.state for node in nodes} == {State.HOLDS}
-
-
-class Grants:
-    """Grants whose answers are lost; that of one node reaches etcd only when somebody must have it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
-        monkeypatch.setattr(link_turns, "HEAD_START_S", 0.0)
-        self._ask, self._ensure = Hub.ask, EtcdClient.ensure
-        self._held, self._late = held, list[Callable[[], None]]()
-        self._count = 0
-        grants = self
-
-        def ask(hub: Hub, method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
-            grants.ask(hub, method, request, timeout_s, answered)
-
-        def ensure(client: EtcdClient, lease: Lease) -> None:
-            grants.ensure(client, lease)
-
-        monkeypatch.setattr(Hub, "ask", ask)
-        monkeypatch.setattr(EtcdClient, "ensure", ensure)
-
-    def ask(self, hub: Hub, method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
-        if not isinstance(request, LeaseGrantRequest):
-            self._ask(hub, method, request, timeout_s, answered)
-            return
-        self._count += 1
-        if self._count == self._held:
-            self._late.append(partial(self._ask, hub, method, request, timeout_s, answered))
-        else:
-            self._ask(hub, method, request, timeout_s, lambda _: None)
-
-    def ensure(self, client: EtcdClient, lease: Lease) -> None:
-        for send in self._late:
-            send()
-        self._late.clear()
-        self._ensure(client, lease)
-
-
-def granted(observer: Observer, node: EtcdMember) -> bool:
-    lease = link_of(node)._lease
-    return lease is not None and observer.client.time_to_live(lease.id).ttl > 0
-
-
-def test_words_whose_grants_are_not_answered_yet_go_together_too(
-    scene: Scene, observer: Observer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Grants(monkeypatch, held=0)
-    nodes, places = scene.meanwhile(6, Bounds(6, 6))
-    names = ids(nodes)
-    until(lambda: all(granted(observer, node) for node in nodes), "etcd has the leases")
-    scene.pen.go.set()
-    assert one_world(places) == list(range(6))
-    assert scene.pen.written == [names[:1], names[1:]]
-    assert ids(nodes) == names
-
-
-def test_one_whose_grant_comes_too_late_costs_the_others_a_second_try_and_nobody_its_name(
-    scene: Scene, observer: Observer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Grants(monkeypatch, held=3)
-    nodes, places = scene.meanwhile(5, Bounds(5, 5))
-    names = ids(nodes)
-    until(lambda: sum(granted(observer, node) for node in nodes) == 4, "etcd has the leases of all but one")
-    assert not granted(observer, nodes[2])
-    since = observer.client.range(observer.keys.said, prefix=True).revision + 1
-    scene.pen.go.set()
-    assert one_world(places) == list(range(5))
-    assert scene.pen.written[:2] == [names[:1], names[1:]]
-    assert all(len(together) == 1 for together in scene.pen.written[2:])
-    assert ids(nodes) == names
-    last = observer.client.range(observer.keys.said, prefix=True).revision
-    assert sorted(written_since(observer, since, last)) == sorted(map(observer.keys.node, names))
-    assert granted(observer, nodes[2])
 
 
 def written_since(observer: Observer, since: int, last: int) -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 from tests.etcd.servers import Cluster, Member
 from tests.etcd_client.stage import Proxy
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, until
-from tests.etcd_v3.test_ambiguous import ORDERLY
 
 RUN_LEASE_S = 4
 
@@ -145,7 +144,7 @@ def test_a_word_that_arrives_after_its_node_has_left_makes_no_ghost(
     a = stage.node("a")
     proxy.mark = b"/in/nodes/a."
     others = ",".join(member.endpoint for member in cluster.members[1:])
-    a.join(f"{proxy.endpoint},{others}", 1, run, lease_ttl=60, **ORDERLY)
+    a.join(f"{proxy.endpoint},{others}", 1, run, lease_ttl=60)
     a.placed()
     assert proxy.has_some.is_set()
     before = refused(cluster.members[0])

@@ -32,7 +32,6 @@ class Word:
     def __init__(self, node_id: str, lease: Lease, puts: Sequence[RequestOp], wake: Callable[[], None]) -> None:
         self.node_id = node_id
         self.lease = lease
-        self.was_granted = lease.is_granted
         self.began = time.monotonic()
         self.puts = tuple(puts)
         self.wake = wake
@@ -48,16 +47,6 @@ class Word:
         """Whether there is nobody to wait for."""
         self.is_withdrawn = False
         """Whether its node wants it written no more."""
-
-    @property
-    def may_go_along(self) -> bool:
-        """Whether it does others no harm: a lease that is not there spoils all that is written with it.
-
-        One that was asked for, and has no answer yet, is there as a rule by the time that etcd comes to what is written on it.
-        """
-        lease = self.lease
-        has_failed = lease.answered.is_set() and not lease.is_granted
-        return not (self.is_withdrawn or lease.lost.is_set() or has_failed)
 
 
 Write = Callable[[Sequence[Word]], Outcome]
@@ -94,7 +83,8 @@ class Chorus:
         """As many as fit into one transaction; whether there are more.  Where there are none, whoever comes next writes."""
         with self._lock:
             together = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
-        able = [(word, write) for word, write in together if word.may_go_along]
+        # A lease that is gone would spoil it for all.
+        able = [(word, write) for word, write in together if not word.is_withdrawn and not word.lease.lost.is_set()]
         words, outcome, trouble, is_more = [word for word, _ in able], None, None, False
         try:
             outcome = able[0][1](words) if able else None

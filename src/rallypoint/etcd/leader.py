@@ -46,9 +46,6 @@ _LITTLE = 256 * 1024
 _AT_ONCE = 4
 """How many operations, and how many bytes, go into one transaction; and how many of those are under way at a time."""
 
-HEAD_START_S = 0.02
-"""So much earlier a lease is asked for than something is written on it: etcd does not promise to take them in order."""
-
 _LINGER_S = 0.3
 _GAP_S = 0.05
 _GLANCE_S = 0.01
@@ -281,7 +278,7 @@ class Leader:
             self._hang(leading)
             draft = leading.draft(time.monotonic())
             assert draft is not None, "what was to be written still is"
-            self._write_on_new_lease(leading, draft)
+            self._write(leading, draft)
             leading.written(draft, time.monotonic())
             for turn in leading.turns:
                 if turn.why:
@@ -311,22 +308,12 @@ class Leader:
                 return self._client.adopt(leading.lease)
             except EtcdLeaseLostError:
                 pass
-        lease, self._asked_ahead = self._asked_ahead, None
-        return lease or self._client.grant(RUN_LEASE_S)
-
-    def _write_on_new_lease(self, leading: Leading, draft: Draft) -> None:
-        """The run's lease may have been asked for ahead, and a write may come first."""
-        lease = self._run_lease
-        if lease is None or lease.is_granted:
-            self._write(leading, draft)
-            return
-        lease.answered.wait(HEAD_START_S)
-        try:
-            self._write(leading, draft)
-        except EtcdLeaseLostError:
-            self._client.ensure(lease)
-            self._write(leading, draft)
-        lease.exists(lease.renewal, keep=True)
+        lease = self._asked_ahead
+        if lease is None:
+            return self._client.grant(RUN_LEASE_S)
+        self._client.ensure(lease)
+        self._asked_ahead = None
+        return lease
 
     def _write(self, leading: Leading, draft: Draft) -> None:
         """Who reads the board finds all that it speaks of, so that is written before it.

@@ -25,7 +25,6 @@ from rallypoint.errors import RendezvousError, RendezvousStateError
 from rallypoint.etcd import crew
 from rallypoint.etcd.following import lacks_place, lacks_word, notices
 from rallypoint.etcd.keys import Keys
-from rallypoint.etcd.leader import HEAD_START_S
 from rallypoint.etcd.reading import Reading
 from rallypoint.etcd.succession import Said, Succession
 from rallypoint.etcd_client import (
@@ -218,9 +217,8 @@ class LinkTurns:
             said = self._succession.said()
         else:
             node = self._prepare_for(message)
-            wait_s = self._lease_comes_in_s(lease)
-            if wait_s > 0:
-                return wait_s
+            if not lease.answered.is_set():
+                return self._lease_ttl_s  # it is woken by the answer, or if none comes
             self._saying, self._prepared = message, None
             self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
             if self._view.node.id != node.id:
@@ -243,17 +241,6 @@ class LinkTurns:
             node = self._prepare(message.node, lambda: address_among(self._client.endpoints))
             self._prepared = message, node
         return self._prepared[1]
-
-    def _lease_comes_in_s(self, lease: Lease) -> float:
-        """How long to wait for the answer to its grant at most; 0 where it is there, or may be overtaken.
-
-        In a crowd it is better to speak with others, for which it must be there; the answer comes, if only that there is none.
-        """
-        if lease.answered.is_set():
-            return 0.0
-        if self._reading.is_crowded:
-            return self._lease_ttl_s
-        return lease.renewal.sent_at + HEAD_START_S - time.monotonic()
 
     def _say_and_lead(self, lease: Lease, puts: Sequence[RequestOp]) -> None:
         """Write, and become the leader where there is none."""
@@ -327,7 +314,6 @@ class LinkTurns:
     def _say_wish(self) -> None:
         if self._to_wish:
             lease = self._own_lease()
-            lease.answered.wait(HEAD_START_S)
             self._say_and_lead(lease, [put_op(self._wish, self._to_wish, lease=lease.id)])
             with self.changed:
                 self._to_wish = b""

@@ -13,7 +13,6 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leader import Leader
 from rallypoint.etcd_client import (
     EtcdClient,
-    EtcdLeaseLostError,
     KeyValue,
     Lease,
     Outcome,
@@ -67,6 +66,7 @@ class Succession:
 
     def say_with_others(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said | None:
         """The same, along with what other nodes of this process say; None where they are at it: then it is `said` later."""
+        self._client.ensure(lease)
         word = Word(node_id, lease, puts, self._wake)
         self._join_chorus().say(word, self._write)
         self._word = word
@@ -101,17 +101,11 @@ class Succession:
         return self._leader is not None and not self._leader.is_over
 
     def _written(self, word: Word) -> Said:
-        lease, self.is_in_doubt = word.lease, True
-        try:
-            outcome = word.outcome or self._write([word])
-        except EtcdLeaseLostError:
-            if word.was_granted or time.monotonic() >= lease.renewal.sent_at + lease.ttl_s:
-                raise  # it may have come, with the words, and have gone again: never twice under one name (rule 9)
-            self._client.ensure(lease)  # it was asked for ahead, and the words were quicker
-            outcome = self._write([word])
+        lease = word.lease
+        self._client.ensure(lease)
+        self.is_in_doubt = True
+        outcome = word.outcome or self._write([word])
         leads = outcome.succeeded and word.is_first
-        if word.puts or leads:
-            lease.exists(lease.renewal, keep=True)  # etcd's answer to the grant itself may have been lost
         leader = None if outcome.succeeded else estate.found_by(outcome, -2)
         board = estate.found_by(outcome, -2 if outcome.succeeded else -1)
         if leads or (leader is not None and leader.lease == lease.id):

@@ -6,7 +6,6 @@ nothing is taken for granted, and what is wrong is refused in words.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rallypoint.etcd_client.errors import EtcdMessageError
@@ -26,15 +25,14 @@ from rallypoint.etcd_client.tables import (
     Line,
     Message,
     Table,
+    table_of,
 )
 from rallypoint.etcd_client.varints import read_varint
 
-__all__ = ["read_in_any_order", "signed", "text"]
-
-ReadPart = Callable[[type[Message], bytes], Message]
+__all__ = ["read_in_any_order", "signed", "skip_unknown", "text"]
 
 
-def read_in_any_order(table: Table, data: bytes, read_part: ReadPart) -> Message:
+def read_in_any_order(table: Table, data: bytes) -> Message:
     """The message in these bytes; a field that occurs twice is merged as protobuf does it."""
     values = table.unset.copy()
     parts: dict[int, list[bytes]] = {}  # of each message in it, as they came
@@ -56,7 +54,7 @@ def read_in_any_order(table: Table, data: bytes, read_part: ReadPart) -> Message
                     f"{table.name} is cut short: `{line.field.name}` should have {number} bytes, and {len(part)} are left"
                 )
             position += number
-            value = _value(table, line, part, read_part)
+            value = _value(table, line, part)
             if line.kind == MESSAGE and not line.repeated:
                 parts.setdefault(line.index, []).append(part)
         if line.repeated:
@@ -73,19 +71,29 @@ def read_in_any_order(table: Table, data: bytes, read_part: ReadPart) -> Message
         elif len(several := parts.get(line.index, ())) > 1:
             assert line.field.message is not None
             # Bytes one after the other are the messages merged.
-            values[line.index] = read_part(line.field.message, b"".join(several))
+            values[line.index] = read_in_any_order(table_of(line.field.message), b"".join(several))
     return table.make(*values)
 
 
-def _value(table: Table, line: Line, data: bytes, read_part: ReadPart) -> Any:
+def _value(table: Table, line: Line, data: bytes) -> Any:
     """What stands in these bytes."""
     if line.kind == MESSAGE:
         assert line.field.message is not None
         # Even if it is to be merged with others: each part must be whole.
-        return read_part(line.field.message, data)
+        return read_in_any_order(table_of(line.field.message), data)
     if line.kind == STRING:
         return text(table.name, line.field.name, data)
     return _unpack(table, line, data) if line.kind == PACKED else data
+
+
+def skip_unknown(table: Table, data: bytes, position: int) -> int:
+    """The position behind the fields from there on that the table does not know."""
+    while position < len(data):
+        key, behind = read_varint(table.name, data, position)
+        if key in table.by_key:
+            break
+        position = _skip(table, data, key, behind)
+    return position
 
 
 def _skip(table: Table, data: bytes, key: int, position: int) -> int:

@@ -168,7 +168,7 @@ class EtcdClient:
         self, key: Text, value: Text, *, lease: Lease | int = 0, previous: bool = False, timeout_s: float | None = None
     ) -> PutResponse:
         """Write one key.  `EtcdAmbiguousError` means that it may have happened."""
-        request = PutRequest(to_bytes(key), to_bytes(value), _id(lease), previous)
+        request = PutRequest(to_bytes(key), to_bytes(value), _written_on(lease), previous)
         return self._open.call("/etcdserverpb.KV/Put", request, PutResponse, self._time(timeout_s), Kind.ONCE)
 
     def delete(
@@ -225,7 +225,7 @@ class EtcdClient:
         wanted = to_bytes(value)
         request = TxnRequest(
             (compare(key, mod_revision=mod_revision), *when),
-            (put_op(key, wanted, lease=_id(lease)), *then),
+            (put_op(key, wanted, lease=_written_on(lease)), *then),
             (get_op(key),),
         )
         outcome = self._transact(request, timeout_s, Kind.AGAIN)
@@ -262,10 +262,10 @@ class EtcdClient:
     ) -> Lease:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
-        With `ahead` this does not wait for the answer: what is written on the lease next goes along with the grant, and
-        both wait for etcd's disks once.  If a write comes first, it is refused with `EtcdLeaseLostError`: then `ensure`
-        the lease, and write again.  It is for leases that are kept; others are waited for.  `wake` is called, on a thread
-        of the client's, when etcd has answered, or has not in time.
+        With `ahead` this does not wait for the answer: there is time for something else.  `ensure` that it is there before
+        anything is written on it: a write that came first would be refused, and if a member of etcd 3.4 is killed then, it
+        does it all the same when it comes back, and disagrees with the others from then on.  It is for leases that are kept;
+        others are waited for.  `wake` is called, on a thread of the client's, when etcd has answered, or has not in time.
         """
         hub, asked_at = self._open, time.monotonic()
         # The id is ours, so that a grant whose answer was lost can be asked for again.
@@ -461,6 +461,15 @@ def _granted(lease: Lease, wake: Callable[[], None] | None, reply: Reply) -> Non
     lease.answered.set()
     if wake is not None:
         wake()
+
+
+def _written_on(lease: Lease | int) -> int:
+    if not isinstance(lease, int) and not lease.is_granted:
+        raise EtcdRefusedError(
+            f"lease {lease.id:x} was asked for ahead, and etcd has not said yet that it is there; call ensure() before "
+            f"anything is written on it"
+        )
+    return _id(lease)
 
 
 def _id(lease: Lease | int) -> int:

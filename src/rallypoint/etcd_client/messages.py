@@ -360,7 +360,7 @@ def _prepare(messages: Iterable[type[Message]]) -> None:
     for message in messages:
         if issubclass(message, Response):
             reader_of(message)
-        else:
+        elif message.__name__.endswith("Request"):
             writer_of(message)
         _prepare(message.__subclasses__())
 

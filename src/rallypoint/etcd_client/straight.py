@@ -13,7 +13,7 @@ from functools import partial
 from textwrap import indent
 from typing import Any
 
-from rallypoint.etcd_client.any_order import read_in_any_order, signed, text
+from rallypoint.etcd_client.any_order import read_in_any_order, signed, skip_unknown, text
 from rallypoint.etcd_client.errors import EtcdMessageError
 from rallypoint.etcd_client.tables import (
     BOOL,
@@ -40,6 +40,8 @@ readers: dict[type[Message], Reader] = {}
 writers: dict[type[Message], Writer] = {}
 
 _LONGEST_SHORT_KEY = 0x7F
+_LONGEST_REMEMBERED = 64
+"""A header has 44 bytes at the most; what else it may be is not worth the memory."""
 
 
 def reader_of(kind: type[Message]) -> Reader:
@@ -110,8 +112,12 @@ def _writing(line: Line, number: int) -> str:
         STRING: "value = value.encode()",
         BYTES: f"if type(value) is not bytes:\n    value = raw(line_{number}, value)",
     }[line.kind]
-    sized += f"\nsize = len(value)\nout += {line.key!r} + (SIZE[size] if size < {SIZES} else varint(size)) + value"
-    return "for value in value:\n" + indent(sized, " " * 4) if line.repeated else sized
+    whole = f"{line.key!r} + (SIZE[size] if size < {SIZES} else varint(size)) + value"
+    if not line.repeated:
+        return f"{sized}\nsize = len(value)\nout += {whole}"
+    # Joined in the end: to add them one by one would copy all that is there for each of them.
+    sized = indent(f"{sized}\nsize = len(value)\nparts.append({whole})", " " * 4)
+    return f'parts = []\nfor value in value:\n{sized}\nout += b"".join(parts)'
 
 
 def _packed(line: Line, values: Any) -> bytes:
@@ -148,12 +154,13 @@ else:
         return otherwise(data)
     at += 1 + size"""
 
-_RECALL = """\
+_RECALL = f"""\
 part = wire[start:at]
-last, value = last_{number}[0]
+last, value = last_{{number}}[0]
 if part != last:
-    value = read_{number}(part)
-    last_{number}[0] = part, value"""
+    value = read_{{number}}(part)
+    if number <= {_LONGEST_REMEMBERED}:
+        last_{{number}}[0] = part, value"""
 
 
 def _make_reader(table: Table) -> Reader:
@@ -161,8 +168,8 @@ def _make_reader(table: Table) -> Reader:
 
     def read_PutResponse(data):
         end, at = len(data), 0
-        wire = data + b"\\0"  # no field begins so: whoever reads on comes to an end there
-        its_header, its_prev_kv = unset
+        wire = data + b"\\0"
+        its_header, its_prev_kv, = unset
         try:
             if wire[at] == 10:
                 …  # the number behind it
@@ -171,11 +178,16 @@ def _make_reader(table: Table) -> Reader:
                     return otherwise(data)
                 its_header = read_1(wire[start:at])
             …
+            if at < end:
+                at = skip_unknown(data, at)
             if at == end:
                 return make(its_header, its_prev_kv)
         except IndexError:
             pass
         return otherwise(data)
+
+    No field begins with the byte that is put behind the data, so that whoever comes to it finds no more fields; and whoever
+    has read beyond it, because a size or a number is not what it should be, is not at the end, or finds no byte at all.
     """
     function = f"read_{table.name}"
     names: dict[str, Any] = {
@@ -185,26 +197,28 @@ def _make_reader(table: Table) -> Reader:
         "read_long_varint": read_long_varint,
         "signed": signed,
         "text": text,
-        "otherwise": partial(read_in_any_order, table, read_part=_read_part),
+        "skip_unknown": partial(skip_unknown, table),
+        "otherwise": partial(read_in_any_order, table),
     }
-    found = [f"its_{line.field.name}" for line in sorted(table.lines, key=lambda line: line.index)]
-    body = []
-    for key, line in table.by_key.items():
-        # What is packed is not worth it.
-        if key <= _LONGEST_SHORT_KEY and not (line.repeated and line.kind in (PACKED, *range(LAST_VARINT + 1))):
-            body.append(_reading(key, line, names))
+    found = [f"its_{name}" for name in table.names]
     source = [
         f"def {function}(data):",
         "    end, at = len(data), 0",
         '    wire = data + b"\\0"',
         f"    {', '.join(found)}, = unset" if found else "",
         "    try:",
-        *(indent(part, " " * 8) for part in body),
+        *(indent(_reading(key, line, names), " " * 8) for key, line in table.by_key.items() if _is_read(key, line)),
+        "        if at < end:\n            at = skip_unknown(data, at)",
         f"        if at == end:\n            return make({', '.join(found)})",
         "    except IndexError:\n        pass",
         "    return otherwise(data)\n",
     ]
     return _make(function, "\n".join(source), names)
+
+
+def _is_read(key: int, line: Line) -> bool:
+    """Whether a field is read in a row: not if its number is high, or if it is many numbers, of which etcd sends none."""
+    return key <= _LONGEST_SHORT_KEY and not (line.repeated and (line.kind <= LAST_VARINT or line.kind == PACKED))
 
 
 def _reading(key: int, line: Line, names: dict[str, Any]) -> str:
@@ -219,22 +233,20 @@ def _reading(key: int, line: Line, names: dict[str, Any]) -> str:
         steps.append("start, at = at, at + number")
         if line.kind != BYTES:
             steps.append("if at > end:\n    return otherwise(data)")
-        steps.append("value = wire[start:at]")
+        value = "wire[start:at]"
         if line.kind == STRING:
-            steps.append(f"value = text(name, {line.field.name!r}, value)")
+            value = f"text(name, {line.field.name!r}, {value})"
         elif line.field.message is not None:
             names[f"read_{number}"] = reader_of(line.field.message)
-            names[f"last_{number}"] = [(None, None)]
-            steps.append(
-                _RECALL.format(number=number).rstrip() if line.field.message.RECURS else f"value = read_{number}(value)"
-            )
-        steps.append("many.append(value)" if line.repeated else f"{its} = value")
+            value = f"read_{number}({value})"
+            if line.field.message.RECURS:
+                names[f"last_{number}"] = [(None, None)]
+                steps.append(_RECALL.format(number=number))
+                value = "value"
+        steps.append(f"many.append({value})" if line.repeated else f"{its} = {value}")
     steps += [f"its_{rival} = None" for rival in line.field.rivals]
     inner = indent("\n".join(steps), " " * 4)
     if not line.repeated:
         return f"if wire[at] == {key}:\n{inner}"
-    return f"if wire[at] == {key}:\n    many = []\n    while wire[at] == {key}:\n{indent(inner, ' ' * 4)}\n    {its} = tuple(many)"
-
-
-def _read_part(kind: type[Message], data: bytes) -> Message:
-    return reader_of(kind)(data)
+    each = f"many = []\nwhile wire[at] == {key}:\n{inner}\n{its} = tuple(many)"
+    return f"if wire[at] == {key}:\n{indent(each, ' ' * 4)}"

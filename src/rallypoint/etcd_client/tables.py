@@ -19,7 +19,7 @@ FIXED64 = 1
 LENGTH = 2
 FIXED32 = 5
 
-# What is to be done with a field, as a number: the codec's loops ask it for every field of every message.
+# What is to be done with a field, as a number.
 INT64, UINT64, INT32, BOOL, BYTES, MESSAGE, STRING, PACKED = range(8)
 LAST_VARINT = BOOL
 KINDS = {
@@ -78,7 +78,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A field as the codec's loops want it: whatever can be known beforehand is worked out."""
+    """A field as the codec wants it: whatever can be known beforehand is worked out."""
 
     field: Field
     index: int  # among the values of the message
@@ -97,6 +97,7 @@ class Table:
 
     name: str
     make: Callable[..., Message]
+    names: tuple[str, ...]  # of its fields, in the order in which it is made of them
     fields: tuple[Field, ...]  # in the order of the wire
     lines: tuple[Line, ...]  # of these
     unset: list[Any]  # the values of an empty message
@@ -134,7 +135,7 @@ def _make_table(cls: type[Message]) -> Table:
         by_key[number << 3 | VARINT] = line
         if line.repeated:
             by_key[number << 3 | LENGTH] = replace(line, kind=PACKED)
-    return Table(cls.__name__, cls, fields, lines, unset, by_key)
+    return Table(cls.__name__, cls, cls.__struct_fields__, fields, lines, unset, by_key)
 
 
 def _make_fields(cls: type[Message]) -> tuple[Field, ...]:
