@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,9 @@ from rallypoint.core.model import Bounds, Reason
 from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
+from rallypoint.etcd import chorus as choruses
 from rallypoint.etcd import crew
+from rallypoint.etcd import succession as successions
 from rallypoint.etcd.chorus import Choir, Chorus, Word
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
@@ -35,11 +38,16 @@ from rallypoint.etcd_client import (
     Lease,
     Outcome,
 )
+from rallypoint.etcd_client.hub import Hub, Reply
 from rallypoint.etcd_client.leases import Renewal
+from rallypoint.etcd_client.messages import LeaseGrantRequest
+from rallypoint.etcd_client.wire import Message
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, until
 from tests.etcd_v3.harness import PREFIX, Observer
 from tests.etcd_v3.test_lasting import link_of, member
+
+PATIENT_S = 1e6
 
 # The chorus itself -----------------------------------------------------------------------------------------------------
 
@@ -311,6 +319,75 @@ def test_a_mistake_with_those_who_came_meanwhile_is_told_and_all_of_them_try_alo
     assert after.state == (True, paper.outcomes[1], True)
 
 
+def test_the_first_waits_for_those_who_are_on_their_way(pool: ThreadPoolExecutor) -> None:
+    chorus, paper = Chorus(), Paper()
+    first, second, third = singers(3)
+    for singer in (first, second, third):
+        chorus.announce(singer.word.node_id)
+    for singer in (first, second):
+        chorus.say(singer.word, paper.write, PATIENT_S)
+        assert unsung(first)
+    paper.go.release()
+    chorus.say(third.word, paper.write, PATIENT_S)
+    assert paper.written == [["n0", "n1", "n2"]]
+    assert [len(singer.found) for singer in (first, second, third)] == [1, 1, 0]
+
+
+def test_whoever_loses_its_patience_has_all_written_that_wait(pool: ThreadPoolExecutor) -> None:
+    chorus, paper = Chorus(), Paper()
+    first, second, third = singers(3)
+    chorus.announce("somebody who does not come")
+    for singer in (first, second):
+        chorus.say(singer.word, paper.write, PATIENT_S)
+        chorus.hurry(singer.word)
+        assert unsung(singer)
+    second.word.patience_ends = 0.0
+    paper.go.release(2)
+    chorus.hurry(second.word)
+    assert paper.written == [["n0", "n1"]]
+    chorus.hurry(second.word)  # there is nothing to do any more
+    chorus.say(third.word, paper.write, 0.0)
+    assert paper.written == [["n0", "n1"], ["n2"]]
+
+
+def test_who_does_not_come_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    chorus, paper = Chorus(), Paper()
+    chorus.announce("somebody who does not come")
+    monkeypatch.setattr(choruses, "_COMES_S", 0.0)
+    paper.go.release()
+    chorus.say(singers(1)[0].word, paper.write, PATIENT_S)
+    assert paper.written == [["n0"]]
+
+
+def test_nobody_waits_for_others_where_there_are_enough() -> None:
+    chorus, paper = Chorus(), Paper()
+    chorus.announce("somebody who does not come")
+    paper.go.release()
+    for singer in singers(32):
+        assert paper.written == []
+        chorus.say(singer.word, paper.write, PATIENT_S)
+    assert [len(together) for together in paper.written] == [32]
+
+
+def test_those_who_come_a_moment_later_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody had announced them: where others share the process, the first gives them a moment."""
+    chorus, paper = Chorus(), Paper()
+    first, second, third = singers(3)
+
+    def pause(seconds: float) -> None:
+        assert seconds > 0
+        chorus.say(second.word, paper.write)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    paper.go.release(2)
+    monkeypatch.setattr(crew, "size", lambda: 2)
+    chorus.say(first.word, paper.write)
+    assert paper.written == [["n0", "n1"]]
+    monkeypatch.setattr(crew, "size", lambda: 1)
+    chorus.say(third.word, paper.write)
+    assert paper.written == [["n0", "n1"], ["n2"]]
+
+
 def test_there_is_one_chorus_for_a_run_for_as_long_as_somebody_has_to_do_with_it() -> None:
     with EtcdClient("127.0.0.1:1") as client, EtcdClient("127.0.0.1:1") as other:
         choir = client.part(Choir)
@@ -462,6 +539,59 @@ def test_one_whose_lease_is_lost_while_its_word_waits_costs_the_others_nothing(
     said = written_since(observer, since, last)
     assert sorted(said) == sorted(observer.keys.node(name) for name in now)
     assert {node.view.state for node in nodes} == {State.HOLDS}
+
+
+class Grants:
+    """The grants of one cluster's leases in this process: from the second on they reach etcd only when they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+        self._send = hub.ask
+        self._asked: list[Callable[[], None]] = []
+        monkeypatch.setattr(hub, "ask", self._ask)
+
+    def _ask(self, method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
+        send = partial(self._send, method, request, timeout_s, answered)
+        if not isinstance(request, LeaseGrantRequest):
+            send()
+            return
+        self._asked.append(send)
+        if len(self._asked) == 1:
+            send()
+
+    def go(self) -> None:
+        """Let all go, and those that follow."""
+        late = self._asked[1:]
+        self._asked.clear()
+        for send in late:
+            send()
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["who comes", "who does not come"])
+def test_a_word_waits_for_another_whose_lease_is_on_its_way(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setattr(successions, "_GATHER", 1e9)
+    monkeypatch.setattr(successions, "_LONGEST_GATHER_S", PATIENT_S if comes else 0.05)
+    monkeypatch.setattr(choruses, "_COMES_S", PATIENT_S)
+    with EtcdClient(scene.cluster.endpoints) as client:
+        grants = Grants(monkeypatch, client._open)
+        a, b = (member(scene.cluster.endpoints, scene.run, Bounds(2, 2), name) for name in "ab")
+        for node in (a, b):
+            scene.ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+        chorus = client.part(Choir).of(Keys(PREFIX, scene.run).run)
+        places = [scene.pool.submit(b.join, 60.0)]
+        until(lambda: list(chorus._coming) == [b.view.node.id], "it waits for its lease")
+        places.append(scene.pool.submit(a.join, 60.0))
+        scene.pen.go.set()
+        if comes:
+            until(lambda: len(chorus._waiting) == 1, "the word of the other waits")
+            assert scene.pen.written == []
+        else:
+            until(lambda: scene.pen.written == [[a.view.node.id]], "its patience is over")
+        grants.go()
+        assert one_world(places) == [0, 1]
+        together = [[a.view.node.id, b.view.node.id]]
+        assert scene.pen.written == (together if comes else [[name] for name in together[0]])
 
 
 def written_since(observer: Observer, since: int, last: int) -> list[str]:

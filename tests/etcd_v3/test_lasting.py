@@ -21,8 +21,8 @@ from rallypoint.etcd import estate, leader
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.member import EtcdMember
-from rallypoint.etcd_client import EtcdClient
-from rallypoint.etcd_client.hub import Reply
+from rallypoint.etcd_client import EtcdClient, User
+from rallypoint.etcd_client.hub import Hub, Reply
 from rallypoint.etcd_client.keeper import Keeper
 from rallypoint.etcd_client.messages import LeaseGrantRequest, TxnRequest
 from rallypoint.etcd_client.transport import CallFailedError
@@ -205,9 +205,8 @@ def test_whatever_happens_in_a_links_thread_is_told_to_who_waits_and_the_link_go
     assert link.refusal is None
 
 
-def asks_otherwise(node: EtcdMember, monkeypatch: pytest.MonkeyPatch, *, grants: bool) -> None:
-    """Whatever is asked without waiting gets no answer, whether it reached etcd or not."""
-    hub = node._client._open
+def asks_otherwise(hub: Hub, monkeypatch: pytest.MonkeyPatch, *, grants: bool) -> None:
+    """Leases that are asked for without waiting get no answer, whether that reached etcd or not."""
     sent, lost = hub.ask, CallFailedError("UNAVAILABLE", "the answer was lost")
 
     def ask(method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
@@ -218,7 +217,7 @@ def asks_otherwise(node: EtcdMember, monkeypatch: pytest.MonkeyPatch, *, grants:
         if grants:
             sent(method, request, timeout_s, lambda _: arrived.set())
             assert arrived.wait(30)
-        answered(Reply(node._client.endpoints[0], 0, lost))
+        answered(Reply(hub.endpoints[0], 0, lost))
 
     monkeypatch.setattr(hub, "ask", ask)
 
@@ -235,9 +234,9 @@ def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
 ) -> None:
     """Leases are asked for ahead of what is written on them: a node's own for its word, the run's for the board."""
     caplog.set_level("INFO", "rallypoint.etcd")
+    hub = ends.enter_context(EtcdClient(cluster.endpoints))._open
+    asks_otherwise(hub, monkeypatch, grants=grants)
     a, b = (member(cluster.endpoints, run, Bounds(2, 2), name) for name in "ab")
-    for node in (a, b):
-        asks_otherwise(node, monkeypatch, grants=grants)
     joined(ends, a, b)
     start = time.monotonic()
     until(lambda: time.monotonic() > start + 3.5, "leases of 2 s that nobody renews would be gone")
@@ -246,17 +245,51 @@ def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
     assert [node.view.state for node in (a, b)] == [State.HOLDS, State.HOLDS]
     (leads,) = (found for node in (a, b) if (found := link_of(node)._succession._leader) is not None)
     assert leads._run_lease is not None
-    assert leads._run_lease in node._client._open.part(Keeper)._kept
+    assert leads._run_lease in hub.part(Keeper)._kept
     assert "starts over" not in caplog.text
+
+
+def test_a_handler_that_never_joined_has_its_lease_ready_and_leaves_nothing_behind(
+    cluster: Cluster, run: str, observer: Observer
+) -> None:
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    lease = link_of(node)._lease
+    assert lease is not None
+    assert lease.answered.wait(30)
+    assert observer.client.time_to_live(lease.id).ttl > 0
+    node.leave(Reason.WITHDREW, patience_s=0.0)
+    assert observer.client.time_to_live(lease.id).ttl == -1
+    assert observer.words() == 0
+
+
+def test_a_lease_that_was_lost_before_the_first_join_is_replaced(
+    cluster: Cluster, run: str, observer: Observer, ends: ExitStack
+) -> None:
+    """As it is where the process stood still for a while, which takes long to start."""
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    lease = link_of(node)._lease
+    assert lease is not None
+    assert lease.answered.wait(30)
+    observer.client.revoke(lease.id)
+    until(lease.lost.is_set, "it is noticed")
+    assert node.join(30.0).size == 1
+    assert link_of(node)._lease is not lease
+
+
+def test_who_needs_a_login_is_not_made_to_wait_for_it_before_it_joins() -> None:
+    with socketserver.TCPServer((HOST, 0), socketserver.BaseRequestHandler) as silent:  # nobody is ever answered there
+        client = EtcdClient(f"{HOST}:{silent.server_address[1]}", user=User("alice", "secret"))
+        node = EtcdMember(client, PREFIX, "run", Bounds(1, 1), Settings(), this_node("a", address=HOST))
+        assert link_of(node)._lease is None
+        node.leave(Reason.WITHDREW, patience_s=0.0)
 
 
 def test_nothing_is_written_on_a_lease_before_etcd_has_said_that_it_is_there(
     cluster: Cluster, run: str, observer: Observer, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a node's word, nor the board on the lease of the run: members of etcd 3.4 may disagree about it for ever."""
-    node = member(cluster.endpoints, run, Bounds(1, 1))
-    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
-    hub, held = node._client._open, queue.SimpleQueue[Callable[[], None]]()
+    hub, held = ends.enter_context(EtcdClient(cluster.endpoints))._open, queue.SimpleQueue[Callable[[], None]]()
     sent, call = hub.ask, hub.call
     written: list[tuple[str, bool]] = []
 
@@ -274,10 +307,10 @@ def test_nothing_is_written_on_a_lease_before_etcd_has_said_that_it_is_there(
 
     monkeypatch.setattr(hub, "ask", ask)
     monkeypatch.setattr(hub, "call", noted)
-    link = link_of(node)
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    link, own = link_of(node), held.get(timeout=30)
     link.join(60.0)
-    own = held.get(timeout=30)
-    assert link._post is not None
     until(lambda: link._post is not None and link._post.state.name == "RESTS", "it waits for its lease")
     assert written == []
     own()

@@ -1,10 +1,12 @@
-"""Words that the nodes of one process have for one run: those that come while one is being written go together next.
+"""Words that the nodes of one process have for one run: those that come at the same time are written together.
 
-To write a word costs etcd, and the process, hardly more with others beside it than alone.
+To write a word costs etcd, and the process, hardly more with others beside it than alone.  So the first waits for others for
+a moment, if there are any, and those who come while it is being written go together next.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -25,6 +27,12 @@ from rallypoint.etcd_client.messages import RequestOp
 
 _MOST = 32  # etcd takes 128 operations at once
 
+_COMES_S = 1.0
+"""Who was on its way for so long is waited for no more."""
+
+_MOMENT_S = 0.003
+"""Nodes that begin together come within so much time; to etcd it is nothing."""
+
 
 class Word:
     """What one node has to say.  `wake` is called when another has written it, or could not."""
@@ -32,7 +40,10 @@ class Word:
     def __init__(self, node_id: str, lease: Lease, puts: Sequence[RequestOp], wake: Callable[[], None]) -> None:
         self.node_id = node_id
         self.lease = lease
-        self.began = time.monotonic()
+        self.began = math.inf
+        """When it began to be written."""
+        self.patience_ends = 0.0
+        """Until when it waits for others who are on their way."""
         self.puts = tuple(puts)
         self.wake = wake
         self.outcome: Outcome | None = None
@@ -59,21 +70,48 @@ class Chorus:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Word, Write]] = deque()
+        self._coming: dict[str, float] = {}
         self._is_busy = False
 
-    def say(self, word: Word, write: Write) -> None:
-        """Write it, with those that wait; or where somebody is writing, leave it to be written next: it is not settled yet."""
+    def announce(self, node_id: str) -> None:
+        """A node will have something to say soon."""
         with self._lock:
+            self._coming.setdefault(node_id, time.monotonic())
+
+    def say(self, word: Word, write: Write, patience_s: float = 0.0) -> None:
+        """Write it, with those that wait; or leave it to be written next, and it is not settled yet.
+
+        So it is where somebody is writing; and for `patience_s` where others are on their way.  Who hears nothing by then
+        is to `hurry` it.
+        """
+        with self._lock:
+            self._coming.pop(word.node_id, None)
+            word.patience_ends = time.monotonic() + patience_s
             self._waiting.append((word, write))
-            if self._is_busy:
+        self.hurry(word)
+
+    def hurry(self, word: Word) -> None:
+        """Write what waits, if nobody does so and there is nobody to wait for any more."""
+        with self._lock:
+            if self._is_busy or not self._waiting or self._is_worth_waiting:
                 return
             self._is_busy = True
+        if crew.size() > 1:
+            time.sleep(_MOMENT_S)
         if self._write_some(word):
             # Others came meanwhile.  They are not to be held up by what this one does next, nor it by them.
             try:
                 crew.enlist(self._write_rest).wake()
             except RuntimeError:  # no thread is to be had
                 self._write_rest()
+
+    @property
+    def _is_worth_waiting(self) -> bool:
+        """Whether others are about to come, and nobody who waits has lost its patience."""
+        now = time.monotonic()
+        self._coming = {node_id: since for node_id, since in self._coming.items() if now < since + _COMES_S}
+        is_patient = now < min(word.patience_ends for word, _ in self._waiting)
+        return bool(self._coming) and is_patient and len(self._waiting) < _MOST
 
     def _write_rest(self) -> None:
         while self._write_some(None):
@@ -86,6 +124,8 @@ class Chorus:
         # A lease that is gone would spoil it for all.
         able = [(word, write) for word, write in together if not word.is_withdrawn and not word.lease.lost.is_set()]
         words, outcome, trouble, is_more = [word for word, _ in able], None, None, False
+        for word in words:
+            word.began = time.monotonic()
         try:
             outcome = able[0][1](words) if able else None
             is_more = True

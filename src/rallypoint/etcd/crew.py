@@ -75,6 +75,11 @@ class Crew:
         self._looks_out = 0  # how many wait to see whether all others are stuck
 
     @property
+    def posts(self) -> int:
+        """How many there are who are given turns."""
+        return self._posts
+
+    @property
     def threads(self) -> int:
         """How many there are at the moment."""
         return self._threads
@@ -210,6 +215,11 @@ class _Process:
 
 
 _process = _Process()
+
+
+def size() -> int:
+    """How many posts the crew of this process has."""
+    return _process.crew.posts
 
 
 def enlist(turn: Turn) -> Post:

@@ -59,6 +59,12 @@ class EtcdLink(LinkTurns):
         """The lease that all of the run hangs on, as far as is known; 0 where there was no board yet."""
         return self._reading.run_lease
 
+    def get_ready(self) -> None:
+        """Ask for what a first join needs, without waiting for it: a way to etcd, and a lease."""
+        self._client.warm_up()
+        if not self._client.needs_login:
+            self._own_lease()
+
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world; the view tells what became of it."""
         self.check()
@@ -154,3 +160,5 @@ class EtcdLink(LinkTurns):
         self._wake()
         if self._post is not None:
             self._post.over.wait(4 * HURRY_S)
+        elif self._lease is not None and self._lease.is_granted:
+            self._end()  # it never had a turn, and will have none

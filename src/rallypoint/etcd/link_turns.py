@@ -218,6 +218,7 @@ class LinkTurns:
         else:
             node = self._prepare_for(message)
             if not lease.answered.is_set():
+                self._succession.announce(node.id)
                 return self._lease_ttl_s  # it is woken by the answer, or if none comes
             self._saying, self._prepared = message, None
             self._change(lambda view: msgspec.structs.replace(view, node=node) if view.node.id == node.id else view)
@@ -227,7 +228,7 @@ class LinkTurns:
             put = put_op(self._keys.node(node.id), word, lease=lease.id)
             said = self._succession.say_with_others(lease, node.id, [put])
         if said is None:
-            return self._lease_ttl_s
+            return self._succession.patience_s or self._lease_ttl_s
         self._said_at = self._take(said, lease)
         self._hear()  # what those who wait are told is known already
         self._reading.begin(message.node.id, self._said_at + 1, in_doubt=self._in_doubt)

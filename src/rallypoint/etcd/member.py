@@ -40,7 +40,6 @@ class EtcdMember(Member):
         store_in_etcd: bool = False,
     ) -> None:
         self._client = client
-        client.warm_up()
         self._keys = Keys(prefix, run_id)
         self.serves_store = not store_in_etcd
 
@@ -64,6 +63,7 @@ class EtcdMember(Member):
             close_s=close_s,
             serve_store=serve_store,
         )
+        self._etcd_link.get_ready()
 
     def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
         if self.serves_store:

@@ -27,6 +27,10 @@ from rallypoint.etcd_client.messages import RequestOp
 _PAUSE_S = 0.5
 """How long a leader that could not lead pauses before it tries again."""
 
+_GATHER = 2
+_LONGEST_GATHER_S = 0.5
+"""A word waits for others of this process for so many times as long as etcd took to grant its lease, and at most for so long."""
+
 _LOOKS_A_SECOND = 50
 """How often all nodes of a run together look whether somebody leads, unless that is seldom for each of them."""
 _LONGEST_S = 30.0
@@ -64,11 +68,16 @@ class Succession:
         """
         return self._written(Word(node_id, lease, puts, self._wake))
 
+    def announce(self, node_id: str) -> None:
+        """This node will say something along with others as soon as it has its lease."""
+        self._join_chorus().announce(node_id)
+
     def say_with_others(self, lease: Lease, node_id: str, puts: Sequence[RequestOp]) -> Said | None:
-        """The same, along with what other nodes of this process say; None where they are at it: then it is `said` later."""
+        """The same, along with what other nodes of this process say; None where it is to be `said` later."""
         self._client.ensure(lease)
         word = Word(node_id, lease, puts, self._wake)
-        self._join_chorus().say(word, self._write)
+        # What was asked of etcd at the same moment may take so much longer than this node's own lease.
+        self._join_chorus().say(word, self._write, min(_GATHER * lease.took_s, _LONGEST_GATHER_S))
         self._word = word
         return self.said()
 
@@ -77,9 +86,19 @@ class Succession:
         """Whether something is being written along with what others say."""
         return self._word is not None
 
+    @property
+    def patience_s(self) -> float:
+        """For how long what this node says may still wait for others, so that nobody is writing it; 0 where that is over."""
+        return 0.0 if self._word is None else max(self._word.patience_ends - time.monotonic(), 0.0)
+
     def said(self) -> Said | None:
-        """What came of it; None while it is being written, and `wake` is called in the end."""
+        """What came of it; None while it waits, or is being written: `wake` is called in the end.
+
+        Whoever finds that its patience is over has it written.
+        """
         word = self._word
+        if word is not None and not word.is_settled:
+            self._join_chorus().hurry(word)
         if word is None or not word.is_settled:
             return None
         self._word = None
@@ -104,7 +123,10 @@ class Succession:
         lease = word.lease
         self._client.ensure(lease)
         self.is_in_doubt = True
-        outcome = word.outcome or self._write([word])
+        outcome = word.outcome
+        if outcome is None:
+            word.began = time.monotonic()
+            outcome = self._write([word])
         leads = outcome.succeeded and word.is_first
         leader = None if outcome.succeeded else estate.found_by(outcome, -2)
         board = estate.found_by(outcome, -2 if outcome.succeeded else -1)

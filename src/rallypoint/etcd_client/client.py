@@ -108,6 +108,12 @@ class EtcdClient:
         """Begin to connect without waiting, where a first call is to come soon and to be quick; says nothing if it fails."""
         self._open.warm_up()
 
+    @property
+    def needs_login(self) -> bool:
+        """Whether the next call is to wait for a login."""
+        hub = self._open
+        return hub.user is not None and not hub.logins
+
     def part(self, kind: type[P]) -> P:
         """The one of its kind that all clients of this cluster in this process share; it ends with the last of them."""
         return self._open.part(kind)
@@ -270,7 +276,7 @@ class EtcdClient:
         hub, asked_at = self._open, time.monotonic()
         # The id is ours, so that a grant whose answer was lost can be asked for again.
         lease = self._lease(secrets.randbits(62) + 1, Renewal(ttl_s, asked_at))
-        if ahead and keep and (hub.user is None or hub.logins):
+        if ahead and keep and not self.needs_login:
             hub.ask(_GRANT, LeaseGrantRequest(ttl_s, lease.id), self._time(timeout_s), partial(_granted, lease, wake))
         else:
             self._grant(lease, timeout_s, keep=keep)
