@@ -23,6 +23,7 @@ PUBLISHED = {
         "7 bool serializable, 8 bool keys_only, 9 bool count_only, 10 int64 min_mod_revision, "
         "11 int64 max_mod_revision, 12 int64 min_create_revision, 13 int64 max_create_revision"
     ),
+    "GetRequest": "1 bytes key, 4 int64 revision",  # what we call a RangeRequest of one key: these have its numbers
     "RangeResponse": "1 ResponseHeader header, 2 *KeyValue kvs, 3 bool more, 4 int64 count",
     "PutRequest": (
         "1 bytes key, 2 bytes value, 3 int64 lease, 4 bool prev_kv, 5 bool ignore_value, 6 bool ignore_lease"

@@ -30,6 +30,7 @@ from rallypoint.etcd_client.messages import (
     Compare,
     DeleteRangeRequest,
     DeleteRangeResponse,
+    GetRequest,
     KeyValue,
     LeaseGrantRequest,
     LeaseGrantResponse,
@@ -122,8 +123,8 @@ class EtcdClient:
 
     def get(self, key: Text, *, revision: int = 0, timeout_s: float | None = None) -> KeyValue | None:
         """One key; None if it does not exist."""
-        request = RangeRequest(*range_of(key), 0, revision)
-        found = self._open.call(_RANGE, request, RangeResponse, self._time(timeout_s))
+        hub, request = self._hub or self._open, GetRequest(range_of(key)[0], revision)
+        found = hub.call(_RANGE, request, RangeResponse, self._timeout_s if timeout_s is None else timeout_s)
         return found.kvs[0] if found.kvs else None
 
     def range(

@@ -1,6 +1,6 @@
 """The table: those messages of etcd's v3 protocol that we use, with the numbers that their fields have on the wire.
 
-Names are etcd's own.  A field that is not listed is skipped when it is read.
+Names are etcd's own, but for `GetRequest`.  A field that is not listed is skipped when it is read.
 """
 
 from __future__ import annotations
@@ -91,6 +91,13 @@ class RangeRequest(Message, frozen=True):
     max_mod_revision: Annotated[int, Tag(11)] = 0
     min_create_revision: Annotated[int, Tag(12)] = 0
     max_create_revision: Annotated[int, Tag(13)] = 0
+
+
+class GetRequest(Message, frozen=True):
+    """Read one key: a `RangeRequest` that has no other fields, which is quicker to write."""
+
+    key: Annotated[bytes, Tag(1)] = b""
+    revision: Annotated[int, Tag(4)] = 0
 
 
 class RangeResponse(Response, frozen=True):
