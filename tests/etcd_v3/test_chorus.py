@@ -570,8 +570,7 @@ class Grants:
 def test_a_word_waits_for_another_whose_lease_is_on_its_way(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
-    monkeypatch.setattr(successions, "_GATHER", 1e9)
-    monkeypatch.setattr(successions, "_LONGEST_GATHER_S", PATIENT_S if comes else 0.05)
+    monkeypatch.setattr(successions, "_PATIENCE_S", PATIENT_S if comes else 0.05)
     monkeypatch.setattr(choruses, "_COMES_S", PATIENT_S)
     with EtcdClient(scene.cluster.endpoints) as client:
         grants = Grants(monkeypatch, client._open)

@@ -27,9 +27,8 @@ from rallypoint.etcd_client.messages import RequestOp
 _PAUSE_S = 0.5
 """How long a leader that could not lead pauses before it tries again."""
 
-_GATHER = 2
-_LONGEST_GATHER_S = 0.5
-"""A word waits for others of this process for so many times as long as etcd took to grant its lease, and at most for so long."""
+_PATIENCE_S = 0.3
+"""So long at most a word waits for others of this process whose leases are on their way: on slow disks each write costs that."""
 
 _LOOKS_A_SECOND = 50
 """How often all nodes of a run together look whether somebody leads, unless that is seldom for each of them."""
@@ -76,8 +75,7 @@ class Succession:
         """The same, along with what other nodes of this process say; None where it is to be `said` later."""
         self._client.ensure(lease)
         word = Word(node_id, lease, puts, self._wake)
-        # What was asked of etcd at the same moment may take so much longer than this node's own lease.
-        self._join_chorus().say(word, self._write, min(_GATHER * lease.took_s, _LONGEST_GATHER_S))
+        self._join_chorus().say(word, self._write, _PATIENCE_S)
         self._word = word
         return self.said()
 

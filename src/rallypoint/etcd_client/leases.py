@@ -84,8 +84,6 @@ class Lease:
         self.id = lease_id
         self.is_granted = False
         """Whether etcd has said that it exists; one that was asked for ahead may not yet."""
-        self.took_s = 0.0
-        """How long etcd took to grant it."""
         self.answered = threading.Event()
         """Set when etcd has answered to the grant, or did not in time."""
         self.lost = threading.Event()
@@ -120,7 +118,6 @@ class Lease:
         with self._lock:
             if not self.is_granted:
                 self.is_granted, self.renewal = True, renewal
-                self.took_s = time.monotonic() - renewal.sent_at
                 if keep and not self._is_over:
                     self._keeper.keep(self)
         self.answered.set()
