@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import secrets
+import socketserver
 import threading
 import time
 import urllib.request
@@ -176,6 +177,21 @@ def test_a_lease_asked_for_ahead_whose_answer_was_lost_is_ensured_as_the_same(
     client.ensure(lease)
     client.put(prefix, "x", lease=lease)
     lease.revoke()
+
+
+def test_who_asks_ahead_and_hears_nothing_asks_another_member_next() -> None:
+    cluster = shared()
+    with socketserver.TCPServer(
+        ("127.0.0.1", 0), socketserver.BaseRequestHandler
+    ) as silent:  # nobody is answered there
+        nobody = f"127.0.0.1:{silent.server_address[1]}"
+        with EtcdClient([nobody, cluster.endpoint], spread=False, timeout_s=2.0) as client:
+            lease = client.grant(5, ahead=True)
+            assert lease.answered.wait(SOON_S)
+            assert not lease.is_granted
+            assert client._open.rotation.current == cluster.endpoint
+            client.ensure(lease)
+            assert client.time_to_live(lease).ttl > 0
 
 
 @pytest.mark.parametrize(("version", "disagrees"), [("3.4", True), ("3.5", False)])

@@ -541,6 +541,26 @@ def test_one_whose_lease_is_lost_while_its_word_waits_costs_the_others_nothing(
     assert {node.view.state for node in nodes} == {State.HOLDS}
 
 
+def test_whoever_is_told_that_its_patience_is_over_has_had_its_word_written(run: str) -> None:
+    """However slow it is between the two: else nobody would write it, and nobody would look after it."""
+    with EtcdClient("127.0.0.1:1") as client:
+        succession = Succession(client, Keys(PREFIX, run), run, lambda: None)
+        chorus, paper, (singer,) = Chorus(), Paper(), singers(1)
+        chorus.announce("somebody who does not come")
+        chorus.say(singer.word, paper.write, PATIENT_S)
+        succession._chorus, succession._word = chorus, singer.word
+        hurry = chorus.hurry
+
+        def takes_long(word: Word) -> None:
+            hurry(word)
+            word.patience_ends = 0.0
+
+        chorus.hurry = takes_long  # type: ignore[method-assign]
+        assert succession.said() is None
+        assert paper.written == []
+        assert succession.patience_s > 0
+
+
 class Grants:
     """The grants of one cluster's leases in this process: from the second on they reach etcd only when they are let go."""
 

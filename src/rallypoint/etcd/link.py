@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from rallypoint.core import codec
 from rallypoint.core import node as core
@@ -63,7 +64,8 @@ class EtcdLink(LinkTurns):
         """Ask for what a first join needs, without waiting for it: a way to etcd, and a lease."""
         self._client.warm_up()
         if not self._client.needs_login:
-            self._own_lease()
+            with suppress(EtcdError, RuntimeError):  # whoever joins tries again, and hears what is wrong
+                self._own_lease()
 
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world; the view tells what became of it."""
@@ -162,3 +164,5 @@ class EtcdLink(LinkTurns):
             self._post.over.wait(4 * HURRY_S)
         elif self._lease is not None and self._lease.is_granted:
             self._end()  # it never had a turn, and will have none
+        elif self._lease is not None:
+            self._lease.release()

@@ -56,6 +56,8 @@ class Succession:
         self._word: Word | None = None
         self._leader: Leader | None = None
         self._watch: Watch | None = None
+        self.patience_s = 0.0
+        """For how long what is not `said` yet may wait for others, with nobody writing it; 0 where somebody does."""
         self.is_in_doubt = False
         """Whether what was written last may be in etcd though there was no answer: a word, and the leader's key."""
         self._vacant = False
@@ -84,11 +86,6 @@ class Succession:
         """Whether something is being written along with what others say."""
         return self._word is not None
 
-    @property
-    def patience_s(self) -> float:
-        """For how long what this node says may still wait for others, so that nobody is writing it; 0 where that is over."""
-        return 0.0 if self._word is None else max(self._word.patience_ends - time.monotonic(), 0.0)
-
     def said(self) -> Said | None:
         """What came of it; None while it waits, or is being written: `wake` is called in the end.
 
@@ -96,6 +93,8 @@ class Succession:
         """
         word = self._word
         if word is not None and not word.is_settled:
+            # In this order: who is told that nothing is left is also the one who has it written.
+            self.patience_s = max(word.patience_ends - time.monotonic(), 0.0)
             self._join_chorus().hurry(word)
         if word is None or not word.is_settled:
             return None

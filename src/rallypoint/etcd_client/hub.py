@@ -42,6 +42,7 @@ _LEADER: Metadata = (("hasleader", "true"),)
 _SHORTEST_TRY_S = 0.5
 _LONGEST_TRY_S = 2.5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+_SILENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 _LOGINS = 2
 _END_S = 1.0
 _SENT_BEFORE = "; it had been sent before, and that answer was lost: the earlier one may have happened"
@@ -189,15 +190,22 @@ class Hub:
     def ask(self, method: str, request: Message, timeout_s: float, answered: Callable[[Reply], None]) -> None:
         """Ask once, the endpoint whose turn it is, without waiting; `answered` is called on a thread of grpc's.
 
-        The deadline is that of one try, so that a member that is stopped does not hold up whoever waits for the answer.
+        The deadline is that of one try, so that a member that is stopped does not hold up whoever waits for the answer; if it
+        gives none, another one is asked next.
         """
         check_process(self.pid)
         endpoint, logins = self.rotation.current, self._login
         try:
             metadata = self.metadata(0, anonymous=logins == 0)
             line = self.lines.to(endpoint)
-            try_s = min(timeout_s, _LONGEST_TRY_S)
-            line.ask(method, encode(request), try_s, metadata, lambda said: answered(Reply(endpoint, logins, said)))
+            try_s = min(_try_s(len(self.endpoints), timeout_s, 0), timeout_s, _LONGEST_TRY_S)
+
+            def hear(said: bytes | CallFailedError) -> None:
+                if isinstance(said, CallFailedError) and said.code in _SILENT:
+                    self.rotation.failed(endpoint)
+                answered(Reply(endpoint, logins, said))
+
+            line.ask(method, encode(request), try_s, metadata, hear)
         except CallFailedError as failure:
             answered(Reply(endpoint, logins, failure))
 
