@@ -113,6 +113,13 @@ class Member:
             self.process.wait()
             self.process = None
 
+    def stop(self) -> None:
+        """SIGTERM, and wait until it has ended in order; its data stays."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
     def pause(self) -> None:
         """SIGSTOP, and wait until it has stopped: until then it answers."""
         assert self.process is not None

@@ -63,7 +63,7 @@ def judge(items: list[Change | Resync], truth: dict[int, int]) -> int:
     return missed
 
 
-def faults(cluster: Cluster, chance: random.Random, watched: Watch) -> Iterator[tuple[str, Member]]:
+def faults(cluster: Cluster, chance: random.Random, watched: Watch, end: str) -> Iterator[tuple[str, Member]]:
     """For ever: a fault, then its end.  Every second one strikes the member that the watch is at."""
     for turn in range(10_000):
         stream = watched._watcher._stream
@@ -71,10 +71,10 @@ def faults(cluster: Cluster, chance: random.Random, watched: Watch) -> Iterator[
         if turn % 2 == 0 and stream is not None:
             members = [member for member in members if member.endpoint == stream.endpoint]
         member = chance.choice(members)
-        what = ("kill", "pause")[turn // 2 % 2]
+        what = (end, "pause")[turn // 2 % 2]
         getattr(member, what)()
         yield what, member
-        (member.start if what == "kill" else member.go_on)()
+        (member.start if what == end else member.go_on)()
         member.wait()
         yield "calm", member
 
@@ -86,8 +86,11 @@ def write(client: EtcdClient, key: str) -> int:
     return written.revision
 
 
-def play(cluster: Cluster, seed: int, writes: int, a_phase: int) -> tuple[int, int]:
-    """Write so many numbers while faults come and go; how many phases there were, and how many changes were made up for."""
+def play(cluster: Cluster, seed: int, writes: int, a_phase: int, *, end: str = "kill") -> tuple[int, int]:
+    """Write so many numbers while faults come and go; how many phases there were, and how many changes were made up for.
+
+    Members are ended by `end`, as methods of theirs are called.
+    """
     chance = random.Random(seed)
     truth: dict[int, int] = {}
     with (
@@ -97,7 +100,7 @@ def play(cluster: Cluster, seed: int, writes: int, a_phase: int) -> tuple[int, i
     ):
         listener = Listener(watch)
         lease = reader.grant(5)  # renewals notice a member that is stopped
-        phases, what, trouble = 0, "calm", faults(cluster, chance, watch)
+        phases, what, trouble = 0, "calm", faults(cluster, chance, watch, end)
         for number in range(writes):
             if number % a_phase == 0:
                 what, _ = next(trouble)
@@ -137,6 +140,7 @@ def test_numbered_writes_across_kills_stops_and_compactions() -> None:
 @pytest.mark.parametrize("seed", [11, 12])
 def test_ten_thousand_numbered_writes(version: str, seed: int) -> None:
     with etcd(version, 3) as cluster:
-        phases, missed = play(cluster, seed, writes=10_000, a_phase=250)
+        # Killed members of etcd 3.5.0 to 3.5.2 lose writes and count other revisions than the others, whoever watches them.
+        phases, missed = play(cluster, seed, writes=10_000, a_phase=250, end="stop" if version == "3.5" else "kill")
     assert phases >= 40
     assert missed >= 20

@@ -73,10 +73,10 @@ class Crowd:
         members from then on: what is written there is in no watch that moves over.  They are told to end in order.
         """
         assert member.process is not None, "one at a time is down"
-        if not self.kills_members:
-            member.process.terminate()
-            member.process.wait()
-        member.kill()
+        if self.kills_members:
+            member.kill()
+        else:
+            member.stop()
         self.down = member
 
     def restore(self) -> None:
