@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -275,6 +276,38 @@ def test_a_lease_that_was_lost_before_the_first_join_is_replaced(
     until(lease.lost.is_set, "it is noticed")
     assert node.join(30.0).size == 1
     assert link_of(node)._lease is not lease
+
+
+def test_a_handler_is_made_where_no_lease_can_be_asked_for_and_its_join_asks_again(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(EtcdClient, "grant", refuses)
+        node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    assert link_of(node)._lease is None
+    assert node.join(30.0).size == 1
+
+
+def test_a_lease_that_is_granted_after_its_link_was_closed_is_not_kept(
+    cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, held = ends.enter_context(EtcdClient(cluster.endpoints))._open, queue.SimpleQueue[Callable[[], None]]()
+    sent = hub.ask
+    monkeypatch.setattr(hub, "ask", lambda *asked: held.put(partial(sent, *asked)))
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+    lease = link_of(node)._lease
+    assert lease is not None
+    link_of(node).close()
+    while not held.empty():
+        held.get()()
+    assert lease.answered.wait(30)
+    assert lease.is_granted
+    assert lease not in hub.part(Keeper)._kept
 
 
 def test_who_needs_a_login_is_not_made_to_wait_for_it_before_it_joins() -> None:

@@ -93,7 +93,7 @@ class Chorus:
     def hurry(self, word: Word) -> None:
         """Write what waits, if nobody does so and there is nobody to wait for any more."""
         with self._lock:
-            if self._is_busy or not self._waiting or self._is_worth_waiting:
+            if self._is_busy or not self._waiting or self._gathers():
                 return
             self._is_busy = True
         if crew.size() > 1:
@@ -105,8 +105,7 @@ class Chorus:
             except RuntimeError:  # no thread is to be had
                 self._write_rest()
 
-    @property
-    def _is_worth_waiting(self) -> bool:
+    def _gathers(self) -> bool:
         """Whether others are about to come, and nobody who waits has lost its patience."""
         now = time.monotonic()
         self._coming = {node_id: since for node_id, since in self._coming.items() if now < since + _COMES_S}
