@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+from rallypoint.document.page import decode
+
 PATIENCE_S = 40.0
+# Beats of a second that may be missed where a machine that stalls must not make anybody a lost node.
+STALLS = 60
 ROOTS = {"torch": "torch.distributed.elastic.rendezvous", "rallypoint": "rallypoint.elastic"}
 
 
@@ -77,6 +82,13 @@ class Meeting:
         )
         self.handlers.append(made)
         return made
+
+    def nodes(self) -> int:
+        """How many nodes the document names, as taking part or standing by."""
+        if self.library.name == "rallypoint":
+            return decode(self.backend.state, "run").run.live
+        document = pickle.loads(self.backend.state)  # noqa: S301  # written by torch in this process
+        return len(document.participants) + len(document.redundancy_list)
 
     def join(self, *handlers: Any) -> list[Future[Any]]:
         return [self._pool.submit(handler.next_rendezvous) for handler in handlers]

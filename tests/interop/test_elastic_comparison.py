@@ -20,7 +20,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.faults.harness import free_port
-from tests.interop.libraries import PATIENCE_S, Library, Meeting
+from tests.interop.libraries import PATIENCE_S, STALLS, Library, Meeting
 
 
 @pytest.fixture(params=["torch", "rallypoint"])
@@ -427,10 +427,12 @@ def test_who_waits_hears_of_the_closing(meeting: Meeting) -> None:
 
 
 def test_a_surplus_node_stands_by_without_a_deadline_and_ends_well_with_the_run(meeting: Meeting) -> None:
-    first, second, surplus = meeting.handler(), meeting.handler(), meeting.handler(join_s=1)
+    first, second = (meeting.handler(keep_alive_max_attempt=STALLS) for _ in range(2))
+    surplus = meeting.handler(join_s=1, keep_alive_max_attempt=STALLS)
     meeting.meet(first, second)
-    began = time.monotonic()
     (standing_by,) = meeting.join(surplus)
+    until(lambda: meeting.nodes() == 3)
+    began = time.monotonic()
     until(lambda: time.monotonic() - began > 2)
     assert (first.num_nodes_waiting(), standing_by.done()) == (0, False)
     leaving = [threading.Thread(target=handler.shutdown) for handler in (first, second)]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests.faults.harness import free_port
 from tests.interop.differences import DIFFERENCES, END, START, table
-from tests.interop.libraries import PATIENCE_S, Library, Meeting
+from tests.interop.libraries import PATIENCE_S, STALLS, Library, Meeting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 SHOWN: set[str] = set()
@@ -82,12 +82,10 @@ def test_a_loss(both: tuple[Meeting, Meeting]) -> None:
 def test_a_surplus_node_of_a_failed_run(both: tuple[Meeting, Meeting]) -> None:
     outcomes = []
     for meeting in both:
-        first, second = meeting.handler(), meeting.handler()
+        first, second, third = (meeting.handler(keep_alive_max_attempt=STALLS) for _ in range(3))
         meeting.meet(first, second)
-        began = time.monotonic()
-        (standing_by,) = meeting.join(meeting.handler())
-        # torch's document does not say who stands by, in words that we would read; it takes a second at most.
-        until(lambda began=began: time.monotonic() - began > 2.5)  # type: ignore[misc]
+        (standing_by,) = meeting.join(third)
+        until(lambda meeting=meeting: meeting.nodes() == 3)  # type: ignore[misc]
         first.set_closed()
         outcomes.append(fails(lambda: standing_by.result(PATIENCE_S)))  # noqa: B023
     assert outcomes == ["RendezvousGracefulExitError", "RendezvousClosedError"]
