@@ -250,6 +250,32 @@ def test_words_come_to_rest_on_leases_whatever_becomes_of_the_grants(
     assert "starts over" not in caplog.text
 
 
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_a_lease_of_the_run_that_was_lost_before_it_was_needed_is_replaced(
+    is_noticed: bool, cluster: Cluster, run: str, observer: Observer, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A founder asks for it ahead, and needs it when there are enough nodes: somebody may have revoked it by then."""
+    monkeypatch.setattr(leader, "RUN_LEASE_S", 3)
+    linger, lost = leader.Leader._linger, queue.SimpleQueue[int]()
+
+    def lingers(leads: Any, leading: Any) -> None:
+        lease = leads._asked_ahead
+        if lease is not None and lost.empty():
+            assert lease.answered.wait(30)
+            observer.client.revoke(lease.id)
+            if is_noticed:
+                assert lease.lost.wait(30)
+            lost.put(lease.id)
+        linger(leads, leading)
+
+    monkeypatch.setattr(leader.Leader, "_linger", lingers)
+    node = member(cluster.endpoints, run, Bounds(1, 1))
+    joined(ends, node)
+    leads: Any = link_of(node)._succession._leader
+    assert leads._run_lease.id == link_of(node).run_lease != lost.get(timeout=0)
+    assert observer.client.time_to_live(leads._run_lease.id).ttl > 0
+
+
 def test_a_handler_that_never_joined_has_its_lease_ready_and_leaves_nothing_behind(
     cluster: Cluster, run: str, observer: Observer
 ) -> None:

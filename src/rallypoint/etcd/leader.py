@@ -309,7 +309,7 @@ class Leader:
             except EtcdLeaseLostError:
                 pass
         lease = self._asked_ahead
-        if lease is None or lease.lost.is_set():
+        if lease is None:
             return self._client.grant(RUN_LEASE_S)
         self._client.ensure(lease)
         self._asked_ahead = None
