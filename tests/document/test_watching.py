@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from rallypoint.document.waiting import Waker
 from rallypoint.document.watching import Watch, Watchable
 from rallypoint.elastic.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousBackend, RendezvousTimeout
+from tests.waiting import until
 
 PATIENCE_S = 20.0
 SLOW_S = 10.0
@@ -106,15 +107,6 @@ def cast() -> Iterator[Cast]:
         for handler in made.handlers:
             handler._stop_heartbeats()
         made.pool.shutdown()
-
-
-def until(is_so: Callable[[], bool]) -> float:
-    """Wait until something is so; how long it took."""
-    began, waiting = time.monotonic(), threading.Event()
-    while not is_so():
-        assert time.monotonic() - began < PATIENCE_S
-        waiting.wait(0.005)
-    return time.monotonic() - began
 
 
 def reads_in(backend: Notebook, seconds: float) -> int:

@@ -10,7 +10,8 @@ import pytest
 from rallypoint.core.node import State
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import MemoryStore
-from tests.elastic.test_dynamic_rendezvous import PATIENCE_S, Cast, until
+from tests.elastic.test_dynamic_rendezvous import PATIENCE_S, Cast
+from tests.waiting import until
 
 
 @pytest.fixture

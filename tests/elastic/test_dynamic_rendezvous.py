@@ -8,7 +8,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -33,6 +33,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.stores import MemoryStore, TcpStore
+from tests.waiting import until
 
 PATIENCE_S = 20.0
 
@@ -109,14 +110,6 @@ class Cast:
         for handler in self.handlers:
             handler._stop_heartbeats()
         self._pool.shutdown()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    waiting = threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline
-        waiting.wait(0.01)
 
 
 def where(info: RendezvousInfo) -> tuple[str, int]:

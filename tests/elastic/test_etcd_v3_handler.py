@@ -24,7 +24,8 @@ from rallypoint.elastic.etcd_v3_handler import ETCD_V3, OPTIONS, lease_ttl_s
 from rallypoint.elastic.options import OptionValues, as_int, read_options
 from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import HOST, Certificates, Cluster, shared
-from tests.etcd_client.stage import enable_users, etcd, etcdctl, until
+from tests.etcd_client.stage import enable_users, etcd, etcdctl
+from tests.waiting import until
 
 SOON_S = 30.0
 DEAD = "127.0.0.1:1"

@@ -23,10 +23,11 @@ from rallypoint.torch_bridge.etcd_v3_store import EtcdV3StoreForTorch
 from tests.etcd.counting import count_while_leaders_fail
 from tests.etcd.gloo_rank import sum_up
 from tests.etcd.servers import Cluster, running
-from tests.etcd_client.stage import Proxy, enable_users, etcd, etcdctl, proxy_to, until, user_of
+from tests.etcd_client.stage import Proxy, enable_users, etcd, etcdctl, proxy_to, user_of
 from tests.etcd_client.test_watches import cut_off
 from tests.interop.remote import start_process
 from tests.stores.histories import check_history, play
+from tests.waiting import until
 
 SOON = timedelta(seconds=60)
 SOON_S = SOON.total_seconds()

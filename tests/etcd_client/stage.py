@@ -6,9 +6,8 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -81,16 +80,6 @@ def behind_proxy(cluster: Cluster, version: str = "3.5") -> Iterator[Member]:
             yield proxy
         finally:
             proxy.kill()
-
-
-def until(is_so: Callable[[], object], what: str, within_s: float = SOON_S) -> float:
-    """Wait for something to come about; how long it took."""
-    start = time.monotonic()
-    pause = threading.Event()
-    while not is_so():
-        assert time.monotonic() < start + within_s, f"it did not come about within {within_s} s: {what}"
-        pause.wait(0.02)
-    return time.monotonic() - start
 
 
 def fresh() -> str:

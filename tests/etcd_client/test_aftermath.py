@@ -15,7 +15,8 @@ from rallypoint.etcd_client.answers import Verdict, judge
 from rallypoint.etcd_client.hub import Metadata
 from rallypoint.etcd_client.transport import CallFailedError, Line
 from tests.etcd.servers import HOST, shared
-from tests.etcd_client.stage import SOON_S, etcd, until, user_of
+from tests.etcd_client.stage import SOON_S, etcd, user_of
+from tests.waiting import until
 
 
 def test_a_refusal_after_a_lost_answer_says_that_it_may_have_happened(

@@ -12,8 +12,9 @@ from rallypoint.etcd_client import conductor as conducting
 from rallypoint.etcd_client.conductor import Watcher
 from rallypoint.etcd_client.messages import RangeResponse
 from tests.etcd.servers import Cluster, Member
-from tests.etcd_client.stage import SOON_S, behind_proxy, enable_users, etcd, until, user_of
+from tests.etcd_client.stage import SOON_S, behind_proxy, enable_users, etcd, user_of
 from tests.etcd_client.test_watches import take
+from tests.waiting import until
 
 BOTH = ["3.5", pytest.param("3.4", marks=pytest.mark.soak)]
 

@@ -10,8 +10,8 @@ from rallypoint.etcd_client import EtcdClient
 from rallypoint.etcd_client.conductor import Watcher
 from rallypoint.etcd_client.messages import WatchResponse
 from rallypoint.etcd_client.watching import Book, Effects
-from tests.etcd_client.stage import until
 from tests.etcd_client.test_watches import take
+from tests.waiting import until
 
 
 def test_a_user_who_fails_to_wake_costs_nobody_an_event(client: EtcdClient, prefix: str) -> None:

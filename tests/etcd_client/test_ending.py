@@ -15,7 +15,8 @@ from rallypoint.etcd_client import EtcdClient, EtcdClosedError
 from rallypoint.etcd_client.conductor import Watcher
 from rallypoint.etcd_client.keeper import Keeper
 from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import proxy_to, until
+from tests.etcd_client.stage import proxy_to
+from tests.waiting import until
 
 
 def _calls(client: EtcdClient) -> list[weakref.ref[object]]:

@@ -16,8 +16,9 @@ import pytest
 
 from rallypoint.etcd_client import Change, EtcdClient, Resync, Watch
 from tests.etcd.servers import VERSIONS, Cluster, Member
-from tests.etcd_client.stage import etcd, until
+from tests.etcd_client.stage import etcd
 from tests.etcd_client.test_watches import cut_off
+from tests.waiting import until
 
 
 class Listener:

@@ -9,7 +9,7 @@ import pytest
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.etcd_client.keeper import Keeper
 from rallypoint.etcd_client.leases import Lease
-from tests.etcd_client.stage import until
+from tests.waiting import until
 
 
 def _pass(seconds: float) -> None:

@@ -21,7 +21,8 @@ from rallypoint.etcd_client.messages import LeaseGrantRequest, LeaseGrantRespons
 from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.wire import Message, encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import SOON_S, etcd, proxy_to, until, user_of
+from tests.etcd_client.stage import SOON_S, etcd, proxy_to, user_of
+from tests.waiting import until
 
 Answered = Callable[[Reply], None]
 

@@ -9,8 +9,9 @@ import pytest
 
 from rallypoint.etcd_client import EtcdAuthError, EtcdClient, EtcdHopelessError, Tls, User
 from tests.etcd.servers import Certificates, shared
-from tests.etcd_client.stage import SOON_S, enable_users, etcd, until
+from tests.etcd_client.stage import SOON_S, enable_users, etcd
 from tests.etcd_client.test_watches import take
+from tests.waiting import until
 
 
 def _one_way(files: Certificates) -> Tls:

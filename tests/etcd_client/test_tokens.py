@@ -13,8 +13,9 @@ from rallypoint.etcd_client.hub import AUTHENTICATE, STATUS, Metadata
 from rallypoint.etcd_client.keeper import KEEP_ALIVE, Keeper
 from rallypoint.etcd_client.transport import CallFailedError, Line
 from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SOON_S, enable_users, etcd, until
+from tests.etcd_client.stage import SOON_S, enable_users, etcd
 from tests.etcd_client.test_refusals import silent
+from tests.waiting import until
 
 __all__ = ["silent"]
 

@@ -23,8 +23,9 @@ from rallypoint.etcd_client.transport import PING_EVERY_MS, PING_TIMEOUT_MS, Cal
 from rallypoint.etcd_client.watching import PROGRESS
 from rallypoint.etcd_client.wire import encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import SHORT_TOKENS, SOON_S, Proxy, enable_users, etcd, fresh, proxy_to, until, user_of
+from tests.etcd_client.stage import SHORT_TOKENS, SOON_S, Proxy, enable_users, etcd, fresh, proxy_to, user_of
 from tests.etcd_client.test_watches import cut_off, take
+from tests.waiting import until
 
 RANGE = "/etcdserverpb.KV/Range"
 

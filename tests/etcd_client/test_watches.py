@@ -11,7 +11,8 @@ import pytest
 
 from rallypoint.etcd_client import Change, EtcdClient, EtcdClosedError, EtcdRefusedError, Resync, Watch, conductor
 from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SOON_S, etcd, fresh, until, user_of
+from tests.etcd_client.stage import SOON_S, etcd, fresh, user_of
+from tests.waiting import until
 
 
 def take(watch: Watch, count: int, within_s: float = SOON_S) -> list[Change]:

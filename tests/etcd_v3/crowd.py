@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import Cluster, Member
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, observing, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, observing
 from tests.etcd_v3.judging import Event, recorded
+from tests.waiting import until
 
 NODES = "2:4"
 MOST = 4

@@ -14,9 +14,9 @@ from rallypoint.etcd.leading import Word
 from rallypoint.etcd_client import Change, EtcdClient, KeyValue, User
 from tests.etcd.servers import Cluster
 from tests.etcd.servers import Member as EtcdServer
-from tests.etcd_client.stage import until
 from tests.faults.harness import Actor, Node, Stage
 from tests.faults.harness import by_rank as nodes_by_rank
+from tests.waiting import until
 
 __all__ = [
     "PREFIX",
@@ -28,7 +28,6 @@ __all__ = [
     "leader_of",
     "observing",
     "undisturbed",
-    "until",
 ]
 
 PREFIX = "/test"

@@ -13,7 +13,8 @@ from rallypoint.core.model import Phase
 from rallypoint.etcd.leading import Word, message_of
 from tests.etcd.servers import Cluster, shared
 from tests.etcd_client.stage import Proxy
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, until
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing
+from tests.waiting import until
 
 
 class Forgetful(Proxy):

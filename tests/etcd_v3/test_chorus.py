@@ -43,9 +43,10 @@ from rallypoint.etcd_client.leases import Renewal
 from rallypoint.etcd_client.messages import LeaseGrantRequest
 from rallypoint.etcd_client.wire import Message
 from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SOON_S, until
+from tests.etcd_client.stage import SOON_S
 from tests.etcd_v3.harness import PREFIX, Observer
 from tests.etcd_v3.test_lasting import link_of, member
+from tests.waiting import until
 
 PATIENT_S = 1e6
 

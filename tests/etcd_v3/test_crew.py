@@ -16,7 +16,8 @@ import pytest
 
 from rallypoint.etcd import crew as crews
 from rallypoint.etcd.crew import Crew
-from tests.etcd_client.stage import SOON_S, until
+from tests.etcd_client.stage import SOON_S
+from tests.waiting import until
 
 NEVER_S = 1e8
 """A turn that comes before was not brought by the clock."""

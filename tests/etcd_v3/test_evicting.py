@@ -10,7 +10,8 @@ from rallypoint.errors import RendezvousError
 from rallypoint.etcd import inspect
 from rallypoint.etcd_client import put_op
 from tests.etcd.servers import Cluster
-from tests.etcd_v3.harness import PREFIX, EtcdNode, EtcdStage, Observer, undisturbed, until
+from tests.etcd_v3.harness import PREFIX, EtcdNode, EtcdStage, Observer, undisturbed
+from tests.waiting import until
 
 
 def form(stage: EtcdStage, cluster: Cluster, observer: Observer, *names: str) -> list[EtcdNode]:

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, undisturbed, until
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, observing, undisturbed
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)

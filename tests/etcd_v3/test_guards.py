@@ -22,7 +22,8 @@ from rallypoint.etcd.leading import Draft, Leading, Saying
 from rallypoint.etcd_client import EtcdClient, Lease, Resync, Watch
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S
-from tests.etcd_v3.harness import Observer, until
+from tests.etcd_v3.harness import Observer
+from tests.waiting import until
 
 LAST_CALL_S = 0.3
 

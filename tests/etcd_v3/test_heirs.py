@@ -14,7 +14,8 @@ from rallypoint.etcd.heirs import SUCCESSORS, heirs
 from rallypoint.etcd.leading import Gone, Leading, Word
 from rallypoint.etcd_client import Change
 from tests.etcd.servers import Cluster
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, until
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank
+from tests.waiting import until
 
 
 def world(nodes: list[Node]) -> Run:

@@ -21,8 +21,9 @@ from rallypoint.etcd_client import EtcdUnavailableError
 from rallypoint.membership.identity import mint_id
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, until
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank
 from tests.etcd_v3.test_lasting import joined, link_of, member
+from tests.waiting import until
 
 
 def board(token: str) -> bytes:

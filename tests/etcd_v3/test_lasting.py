@@ -30,7 +30,8 @@ from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.wire import Message
 from rallypoint.membership.identity import this_node
 from tests.etcd.servers import HOST, Cluster, running
-from tests.etcd_v3.harness import PREFIX, Observer, until
+from tests.etcd_v3.harness import PREFIX, Observer
+from tests.waiting import until
 
 
 def member(

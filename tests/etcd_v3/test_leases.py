@@ -13,7 +13,8 @@ import pytest
 
 from tests.etcd.servers import Cluster, Member
 from tests.etcd_client.stage import Proxy
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank
+from tests.waiting import until
 
 RUN_LEASE_S = 4
 
@@ -43,10 +44,12 @@ def test_the_lease_of_a_run_is_renewed_by_whoever_comes_after_its_leader(
 ) -> None:
     """With a spare gone there is nothing to write but who comes next; with a member gone there is a new world."""
     first, second = stage.nodes("first", "second")
-    first.join(cluster.endpoints, "1:2", run, run_lease=RUN_LEASE_S, role="spare" if led == "a spare" else "member")
+    role, last_call_s = ("spare", 0.0) if led == "a spare" else ("member", 30.0)  # a member is not to begin alone
+    options = {"run_lease": RUN_LEASE_S, "last_call_timeout": last_call_s}
+    first.join(cluster.endpoints, "1:2", run, role=role, **options)
     assert observer.leading([first]) is first
     until(lambda: observer.board() is not None, "the run is founded")
-    second.join(cluster.endpoints, "1:2", run, run_lease=RUN_LEASE_S)
+    second.join(cluster.endpoints, "1:2", run, **options)
     second.placed()
     before = observer.board()
     assert before is not None

@@ -13,8 +13,9 @@ from rallypoint.core.events import Left
 from rallypoint.core.model import Ending
 from rallypoint.etcd.leading import message_of
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, undisturbed, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, undisturbed
 from tests.etcd_v3.test_campaign import check_boards
+from tests.waiting import until
 
 
 def form(stage: EtcdStage, cluster: Cluster, run: str, *names: str, nodes: str) -> list[EtcdNode]:

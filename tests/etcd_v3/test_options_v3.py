@@ -16,7 +16,8 @@ from rallypoint import RendezvousConnectionError, RendezvousHandler, RendezvousP
 from rallypoint.core.model import Reason
 from rallypoint.elastic.member_backend import MemberHandler
 from tests.etcd.servers import HOST, Cluster
-from tests.etcd_v3.harness import PREFIX, Observer, until
+from tests.etcd_v3.harness import PREFIX, Observer
+from tests.waiting import until
 
 Handlers = Callable[..., RendezvousHandler]
 

@@ -25,10 +25,10 @@ from tests.etcd_v3.harness import (
     observing,
     renewed,
     undisturbed,
-    until,
 )
 from tests.etcd_v3.judging import History, check_history, check_places, history_of, worlds
 from tests.etcd_v3.test_campaign import check_boards
+from tests.waiting import until
 
 TTL_S = 5
 STOPPED_S = 10.0

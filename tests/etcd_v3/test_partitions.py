@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_v3.harness import EtcdStage, by_rank, renewed, undisturbed, until
+from tests.etcd_v3.harness import EtcdStage, by_rank, renewed, undisturbed
 from tests.etcd_v3.town import TTL_S, town
+from tests.waiting import until
 
 pytestmark = pytest.mark.root
 

@@ -9,7 +9,8 @@ from rallypoint.core.model import Ending, Phase
 from rallypoint.etcd.board import Board
 from rallypoint.etcd.leading import message_of
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, undisturbed, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, undisturbed
+from tests.waiting import until
 
 
 def form(stage: EtcdStage, cluster: Cluster, run: str, *names: str) -> list[EtcdNode]:
@@ -40,9 +41,12 @@ def written_anew(observer: Observer, before: Board) -> Board:
 def test_the_lease_of_a_run_is_revoked_and_nobody_need_regroup(stage: EtcdStage, run: str, version: str) -> None:
     cluster = shared(version, 3)
     a, b, c, quitter = nodes = form(stage, cluster, run, "a", "b", "c", "d")
+    quitter_id = quitter.standing()["node"]
     with observing(cluster.endpoints, run) as observer:
         assert quitter.ask("finish", "left")["done"]
         until(lambda: observer.finished() == 1, "the leader knows")
+        # If the one that finished led, whoever leads next must have read the board before it is deleted.
+        until(lambda: observer.leader() not in ("", quitter_id, *known(observer).successors), "another leads")
         before = known(observer)
         observer.client.revoke(before.lease)
         after = written_anew(observer, before)

@@ -6,7 +6,8 @@ import pytest
 
 from rallypoint.etcd_client import Change
 from tests.etcd.servers import Cluster, shared
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed
+from tests.waiting import until
 
 versions = pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 

@@ -14,9 +14,10 @@ from rallypoint.etcd.adopting import Estate
 from rallypoint.etcd.board import Board, Ended, Sealing, Seated
 from tests.etcd_client.stage import etcd
 from tests.etcd_v3.crowd import CROWD, Crowd, play
-from tests.etcd_v3.harness import EtcdStage, Observer, observing, until
+from tests.etcd_v3.harness import EtcdStage, Observer, observing
 from tests.etcd_v3.judging import LATE_S, Event, History, Parting, Rejoining, check, history_of, recorded
 from tests.etcd_v3.test_campaign import check_boards
+from tests.waiting import until
 
 BOUNDS = Bounds(2, 4)
 QUIET_S = 1.5

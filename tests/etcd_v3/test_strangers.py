@@ -12,7 +12,8 @@ import pytest
 
 from tests.etcd.servers import HOST, Certificates, Cluster, shared
 from tests.etcd_client.stage import enable_users, etcd
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, until
+from tests.etcd_v3.harness import EtcdStage, Observer, by_rank
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from rallypoint.etcd.succession import Said, Succession
 from rallypoint.etcd_client import EtcdAmbiguousError, EtcdNoSpaceError, EtcdUnavailableError, Lease, Outcome
 from tests.etcd.servers import Cluster, running
 from tests.etcd_client.stage import SOON_S
-from tests.etcd_v3.harness import PREFIX, Observer, until
+from tests.etcd_v3.harness import PREFIX, Observer
 from tests.etcd_v3.test_lasting import joined, link_of, member
+from tests.waiting import until
 
 
 def test_a_run_can_be_closed_after_a_join_failed_in_an_outage_that_is_over(run: str, ends: ExitStack) -> None:

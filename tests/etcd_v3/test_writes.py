@@ -24,8 +24,9 @@ from rallypoint.etcd.board import Board, decode_board
 from rallypoint.etcd.leading import REMARK_INTERVAL_S, _news
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import etcd, etcdctl
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, Observer, by_rank, observing, renewed
 from tests.etcd_v3.test_lasting import member
+from tests.waiting import until
 
 versions = pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.etcd.servers import binary
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, by_rank, until
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, by_rank
 from tests.torchrun.lan import Lan
+from tests.waiting import until
 
 TTL_S = 3
 """How long the lease of a node lives."""

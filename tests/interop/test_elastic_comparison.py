@@ -9,7 +9,7 @@ import inspect
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from tests.faults.harness import free_port
 from tests.interop.libraries import PATIENCE_S, STALLS, Library, Meeting
+from tests.waiting import until
 
 
 @pytest.fixture(params=["torch", "rallypoint"])
@@ -37,14 +38,6 @@ def meeting(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeti
         yield made
     finally:
         made.end()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    waiting = threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline
-        waiting.wait(0.05)
 
 
 # api ------------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from tests.faults.harness import free_port
 from tests.interop.differences import DIFFERENCES, END, START, table
 from tests.interop.libraries import PATIENCE_S, STALLS, Library, Meeting
+from tests.waiting import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 SHOWN: set[str] = set()
@@ -37,14 +36,6 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Meeting, Meeting]]:
     finally:
         for meeting in made:
             meeting.end()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    waiting = threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline
-        waiting.wait(0.05)
 
 
 def fails(action: Callable[[], Any]) -> str:
@@ -127,9 +118,11 @@ def test_a_run_is_used_again(both: tuple[Meeting, Meeting]) -> None:
 def test_other_bounds(both: tuple[Meeting, Meeting]) -> None:
     outcomes = []
     for meeting in both:
-        meeting.join(meeting.handler(3, 3, join_s=3))
+        first = meeting.handler(3, 3, keep_alive_max_attempt=STALLS)
+        meeting.join(first)
         until(lambda meeting=meeting: meeting.backend.get_state() is not None)  # type: ignore[misc]
         outcomes.append(fails(meeting.handler(2, 2).next_rendezvous))
+        first.set_closed()  # ours waits for a third
     assert outcomes == ["", "RendezvousError"]
 
 

@@ -13,11 +13,12 @@ from rallypoint.etcd.board import decode_board
 from rallypoint.etcd.leader import RUN_LEASE_S
 from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import Member
-from tests.etcd_client.stage import etcdctl, until
+from tests.etcd_client.stage import etcdctl
 from tests.etcd_v3.harness import leader_of
 from tests.torchrun.conftest import EtcdCluster, OldEtcdCluster
 from tests.torchrun.harness import Agent, connections
 from tests.torchrun.stage import Job, formed, in_order, learned
+from tests.waiting import until
 
 WORKER = Path(__file__).with_name("worker.py")
 CLOSED_TTL_S = Settings().closed_ttl_s

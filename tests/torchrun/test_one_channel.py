@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from tests.etcd.servers import shared
-from tests.etcd_client.stage import until
 from tests.torchrun.harness import ROOT, connections
+from tests.waiting import until
 
 HANDLERS = 16
 
