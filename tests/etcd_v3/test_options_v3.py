@@ -79,13 +79,10 @@ def test_admit_delay_is_how_old_a_round_is_before_newcomers_count(handlers: Hand
     first, late = handlers("1:2", admit_delay=delay_s), handlers("1:2", admit_delay=delay_s)
     asked_at = time.monotonic()
     meet(first)
-    placed_at = time.monotonic()
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(late.next_rendezvous)
         until(lambda: first.num_nodes_waiting() == 1, "it is to be admitted")
-        told_at = time.monotonic()
-        assert told_at >= asked_at + delay_s
-        assert delay_s or told_at < placed_at + 2, "it need not wait"
+        assert time.monotonic() >= asked_at + delay_s
         assert sorted((first.next_rendezvous().rank, waits.result(30).rank)) == [0, 1]
 
 
