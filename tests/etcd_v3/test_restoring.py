@@ -93,6 +93,29 @@ def test_what_a_leader_wrote_is_deleted_by_a_hand_and_nobody_need_regroup(
     a.placed(round=2, size=1)
 
 
+def test_a_run_that_is_deleted_while_nobody_leads_is_founded_anew_by_those_who_are_left(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """Nobody has it in mind: nobody goes on in a world that no leader knows, be it that nothing has happened to it."""
+    nodes = stage.nodes("a", "b", "c")
+    for node in nodes:
+        node.join(cluster.endpoints, 3, run)
+    by_rank(nodes)
+    before, leader = known(observer), observer.leading(nodes)
+    leader.pause()
+    observer.client.revoke(before.lease)
+    leader.kill()
+    observer.client.delete(observer.keys.leader)  # its lease would end in a moment
+    rest = [node for node in nodes if node is not leader]
+    for node in rest:
+        node.changed()
+        node.again()
+    (late,) = stage.nodes("late")
+    late.join(cluster.endpoints, 3, run)
+    by_rank([*rest, late], size=3)
+    assert known(observer).incarnation != before.incarnation
+
+
 def test_a_last_word_that_is_said_while_the_board_is_gone_counts(
     stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
 ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rallypoint.core.model import Phase
-from rallypoint.core.node import State, View
+from rallypoint.core.node import State, View, hear
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Placed, RunClosed, Said, WaitingCount
-from rallypoint.etcd.board import Board
+from rallypoint.etcd.board import Board, Sealing
 
 _ASKING = (State.WAITING, State.SPARE)
 
@@ -27,13 +27,25 @@ def notices(view: View, board: Board | None, told: Said | None) -> Iterator[Said
             yield RunClosed(board.incarnation, board.ended.ending, board.ended.why)
         return
     seal_id = view.world.seal_id if view.world is not None else ""
-    if isinstance(told, Placed) and world is not None and told.seal_id == world.seal_id != seal_id:
-        yield told
-        seal_id = told.seal_id
+    placed = _place(view, world, told)
+    if placed is not None:
+        yield placed
+        seal_id = placed.seal_id
     elif view.state is State.WAITING:  # a spare has been told what it waits for
         yield KeepWaiting(board.incarnation, world.round if world is not None else 0, board.why)
     if seal_id:
         yield from _of_my_world(view, seal_id, board)
+
+
+def _place(view: View, world: Sealing | None, told: Said | None) -> Placed | None:
+    """The node's place in the world that the board names, if it takes it.
+
+    One that it has not asked for is none: the node goes on in its own world, as far as it knows, and must hear that this
+    is over.  So it is where a run was deleted and founded anew from words that were said in the one before.
+    """
+    if not isinstance(told, Placed) or world is None or told.seal_id != world.seal_id:
+        return None
+    return told if hear(view, told) is not view else None
 
 
 def _of_my_world(view: View, seal_id: str, board: Board) -> Iterator[Said]:
