@@ -11,7 +11,8 @@ from itertools import count
 from typing import Any
 
 from tests.conformance.kinds import CANNOT, KEEPS_RANKS, TOLD_AT_ONCE, UNTOLD, Kind, Medium
-from tests.faults.harness import PATIENCE_S, Actor, Event
+from tests.faults.harness import Actor, Event
+from tests.waiting import PATIENCE_S
 
 Flavour = tuple[str, ...]
 RESERVE = 2

@@ -17,10 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 40.0
-"""How long an event may take on a machine that is very busy; a test that passes never waits for so long."""
+from tests.waiting import PATIENCE_S
 
+ROOT = Path(__file__).resolve().parents[2]
 STDERR_CHARS = 8000
 """How much of what a process said is shown when it fails: the stacks of a dozen threads."""
 

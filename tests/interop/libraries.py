@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.document.page import decode
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 40.0
 # Beats of a second that may be missed where a machine that stalls must not make anybody a lost node.
 STALLS = 60
 ROOTS = {"torch": "torch.distributed.elastic.rendezvous", "rallypoint": "rallypoint.elastic"}

@@ -20,8 +20,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.faults.harness import free_port
-from tests.interop.libraries import PATIENCE_S, STALLS, Library, Meeting
-from tests.waiting import until
+from tests.interop.libraries import STALLS, Library, Meeting
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(params=["torch", "rallypoint"])

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from tests.faults.harness import free_port
 from tests.interop.differences import DIFFERENCES, END, START, table
-from tests.interop.libraries import PATIENCE_S, STALLS, Library, Meeting
-from tests.waiting import until
+from tests.interop.libraries import STALLS, Library, Meeting
+from tests.waiting import PATIENCE_S, until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 SHOWN: set[str] = set()
