@@ -10,9 +10,9 @@ import sys
 import time
 
 from benchmarks.processes import answer
+from rallypoint.client.session import Session
 from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.node import State, View
-from rallypoint.server.session import Session
 from rallypoint.server.sockets import raise_file_limit
 
 

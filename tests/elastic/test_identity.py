@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from rallypoint.membership.identity import mint_id, stem_of
+from rallypoint.client.identity import mint_id, stem_of
 
 FORKED = """
 import os
-from rallypoint.membership.identity import mint_id
+from rallypoint.client.identity import mint_id
 mint_id("host")
 read, write = os.pipe()
 if os.fork() == 0:

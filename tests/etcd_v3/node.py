@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint import events
+from rallypoint.client.identity import this_node
 from rallypoint.core.model import Bounds, Reason, Role, Settings
 from rallypoint.elastic.place import Place
 from rallypoint.errors import RendezvousError
@@ -22,7 +23,6 @@ from rallypoint.etcd_client import EtcdClient, Tls, User
 from rallypoint.etcd_client.conductor import Watcher
 from rallypoint.etcd_client.hub import Hub
 from rallypoint.etcd_client.hub import _hubs as hubs
-from rallypoint.membership.identity import this_node
 from tests.faults.node import Puppet, obey, say
 
 DIES_WITHIN_S = 600.0

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from rallypoint.client.identity import mint_id
 from rallypoint.core.events import Left
 from rallypoint.core.model import Bounds, Node, Phase, Reason, Settings
 from rallypoint.core.node import View
@@ -18,7 +19,6 @@ from rallypoint.etcd.board import Board, encode_board
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.reading import Reading
 from rallypoint.etcd_client import EtcdUnavailableError
-from rallypoint.membership.identity import mint_id
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank

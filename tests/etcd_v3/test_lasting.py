@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rallypoint.client.identity import this_node
 from rallypoint.core.model import Bounds, Ending, Reason, Settings
 from rallypoint.core.node import State
 from rallypoint.errors import RendezvousError, RendezvousTimeoutError
@@ -28,7 +29,6 @@ from rallypoint.etcd_client.keeper import Keeper
 from rallypoint.etcd_client.messages import LeaseGrantRequest, TxnRequest
 from rallypoint.etcd_client.transport import CallFailedError
 from rallypoint.etcd_client.wire import Message
-from rallypoint.membership.identity import this_node
 from tests.etcd.servers import HOST, Cluster, running
 from tests.etcd_v3.harness import PREFIX, Observer
 from tests.waiting import until

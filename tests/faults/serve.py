@@ -13,7 +13,7 @@ from rallypoint.server import recording
 from rallypoint.server.coordinator import Happening
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import listen
-from rallypoint.server.state import StateFile
+from rallypoint.server.state_file import StateFile
 
 
 def say(event: str, **details: Any) -> None:

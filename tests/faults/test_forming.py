@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
+from rallypoint import protocol
 from rallypoint.core.model import Settings
 from rallypoint.core.notices import Broken, Placed
-from rallypoint.server import protocol
 from tests.faults.harness import Server, Stage, by_rank, free_port
 from tests.faults.wire import Wire
 

@@ -204,7 +204,7 @@ def test_an_address_of_another_machine(stage: Stage) -> None:
 def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
     code = """
         import os, resource
-        from rallypoint.membership.round_store import Offer, cannot_listen
+        from rallypoint.client.round_store import Offer, cannot_listen
         from rallypoint.stores.errors import StoreError
         Offer("127.0.0.1").withdraw()
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 64))

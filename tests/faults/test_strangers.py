@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rallypoint.server import protocol
+from rallypoint import protocol
 from rallypoint.server.service import RESERVE
 from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank
 from tests.faults.wire import Wire

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rallypoint import protocol
 from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.notices import Placed
-from rallypoint.server import protocol
 
 PATIENCE_S = 30.0
 

@@ -18,7 +18,7 @@ LAYERS = "Layers: imports point downwards, and every folder is declared"
 ROOT_UNSEEN = "Root: the package's own __init__ is for users; nothing inside imports it"
 CORE_PURE = "Core: no clock, no chance, no IO, no threads"
 CORE_ALONE = "Core: sees nothing of rallypoint but errors"
-SIMULATION_SEES = "Simulation: sees server, etcd, document, core and errors only"
+SIMULATION_SEES = "Simulation: sees location, server, client, protocol, document, core and errors only"
 SIMULATION_UNSEEN = "Simulation: nothing imports it"
 TORCH = "Torch: only torch_bridge imports it"
 GRPC = "gRPC: only etcd_client imports it"
@@ -87,10 +87,10 @@ OFFENCES = {
             "stores/planted.py": "import rallypoint.core\n",
             "server/__init__.py": "",
             "etcd/__init__.py": "",
-            "etcd/planted.py": "import rallypoint.server\n",
+            "etcd/planted.py": "import rallypoint.location\n",
         },
         broken=(LAYERS,),
-        named=("rallypoint.stores.planted -> rallypoint.core", "rallypoint.etcd.planted -> rallypoint.server"),
+        named=("rallypoint.stores.planted -> rallypoint.core", "rallypoint.etcd.planted -> rallypoint.location"),
     ),
     "a layer that imports the root": Offence(
         {"cli/__init__.py": "", "cli/planted.py": "import rallypoint\n"},
@@ -170,7 +170,7 @@ ALLOWED = {
     "core/planted.py": "import rallypoint.errors\nimport msgspec\n",
     "simulation/planted.py": (
         "import random\nimport rallypoint.core.planted\nimport rallypoint.errors\nimport rallypoint.server.planted\n"
-        "import rallypoint.etcd\nimport rallypoint.document\n"
+        "import rallypoint.location\nimport rallypoint.document\n"
     ),
 }
 

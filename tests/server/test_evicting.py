@@ -7,7 +7,7 @@ import pytest
 from rallypoint.core.model import Node, Run, Waiter
 from rallypoint.core.table import Table
 from rallypoint.errors import RendezvousError
-from rallypoint.membership.report import node_to_evict
+from rallypoint.report import node_to_evict
 
 
 def run(*waiting: str, finished: tuple[str, ...] = ()) -> Run:

@@ -10,7 +10,7 @@ from rallypoint.core import codec, transition
 from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node, Run
 from rallypoint.errors import RendezvousStateError
-from rallypoint.server.state import StateFile
+from rallypoint.server.state_file import StateFile
 
 
 def sealed(run_id: str) -> Run:

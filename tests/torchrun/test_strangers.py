@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.server import protocol
+from rallypoint import protocol
 from tests.faults.wire import Wire
 from tests.torchrun.stage import Job, formed
 
@@ -30,7 +30,7 @@ threading.Event().wait()
 """,
     "a server from the future": """
 import socket, threading
-from rallypoint.server import protocol
+from rallypoint import protocol
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 callers = []

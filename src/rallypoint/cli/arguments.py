@@ -9,7 +9,7 @@ from rallypoint.errors import RendezvousError
 
 if TYPE_CHECKING:
     from rallypoint.cli.etcd_visitor import EtcdVisitor
-    from rallypoint.server.visitor import Visitor
+    from rallypoint.client.admin import Visitor
 
 DEFAULT_PORT = 29400
 
@@ -68,7 +68,7 @@ def visit(given: argparse.Namespace) -> Visitor | EtcdVisitor:
         from rallypoint.cli.etcd_visitor import EtcdVisitor
 
         return EtcdVisitor(given.endpoint, config)
-    from rallypoint.server.visitor import Visitor
+    from rallypoint.client.admin import Visitor
 
     host, port = given.endpoint
     if config:

@@ -129,7 +129,7 @@ class _Play:
 
     def _finish(self, server: Actor) -> None:
         from rallypoint.cli.arguments import endpoint
-        from rallypoint.server.visitor import Visitor
+        from rallypoint.client.admin import Visitor
 
         self._say("All finish.", act=True)
         for node in self._nodes:

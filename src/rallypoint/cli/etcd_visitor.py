@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 
+from rallypoint.client.admin import PATIENCE_S, NotDoneError
 from rallypoint.elastic.etcd_v3_client import OPTIONS, PREFIX, in_rendezvous_words, open_client
 from rallypoint.elastic.options import read_options
 from rallypoint.errors import RendezvousError
 from rallypoint.etcd import inspect
-from rallypoint.server.protocol import PAGE_SIZE, Runs, Status
-from rallypoint.server.visitor import PATIENCE_S, NotDoneError
+from rallypoint.protocol import PAGE_SIZE, Runs, Status
 
 
 class EtcdVisitor:

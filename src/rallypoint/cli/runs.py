@@ -9,7 +9,7 @@ from rallypoint.cli.arguments import declare_endpoint, visit
 from rallypoint.cli.output import show_table
 
 if TYPE_CHECKING:
-    from rallypoint.membership.report import RunLine
+    from rallypoint.report import RunLine
 
 HELP = "list the runs of a server"
 

@@ -88,7 +88,7 @@ async def _serve(listener: socket.socket, given: argparse.Namespace) -> None:
     from rallypoint import events
     from rallypoint.server.recording import tell
     from rallypoint.server.service import Service
-    from rallypoint.server.state import StateFile
+    from rallypoint.server.state_file import StateFile
 
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

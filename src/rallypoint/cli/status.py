@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from rallypoint.cli.etcd_visitor import EtcdVisitor
-    from rallypoint.server.protocol import Status
-    from rallypoint.server.visitor import Visitor
+    from rallypoint.client.admin import Visitor
+    from rallypoint.protocol import Status
 
 HELP = "show where a run stands and who is in it; all runs, where none is named"
 REFRESH_S = 1.0
@@ -57,7 +57,7 @@ def _ask(given: argparse.Namespace) -> list[Status]:
 
 def _status(visitor: Visitor | EtcdVisitor, run_id: str) -> Status | None:
     """Where a run stands; None where it ended between the two questions."""
-    from rallypoint.server.visitor import NotDoneError
+    from rallypoint.client.admin import NotDoneError
 
     try:
         return visitor.status(run_id)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rallypoint.client import addresses, round_store
 from rallypoint.errors import RendezvousError
-from rallypoint.membership import addresses, round_store
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.server import StoreServer, listen
 

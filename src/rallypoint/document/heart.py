@@ -21,7 +21,7 @@ from rallypoint.document.pace import Pace
 from rallypoint.document.waiting import Bell, Waker, bell_for
 from rallypoint.document.watching import Watch, Watchable
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
-from rallypoint.membership.recording import tell
+from rallypoint.recording import tell
 
 log = logging.getLogger("rallypoint.document")
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.client import outcomes
+from rallypoint.client.identity import mint_id
 from rallypoint.core import node as core
 from rallypoint.core.model import Bounds, Node, Phase, Reason, Settings
 from rallypoint.core.node import State, View
@@ -24,8 +26,6 @@ from rallypoint.errors import (
     RendezvousConnectionError,
     RendezvousTimeoutError,
 )
-from rallypoint.membership import outcomes
-from rallypoint.membership.identity import mint_id
 
 
 class DocumentMember:

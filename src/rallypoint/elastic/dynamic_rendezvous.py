@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from rallypoint import events
+from rallypoint.client.identity import mint_id
+from rallypoint.client.round_store import split_endpoint
 from rallypoint.core.model import Bounds, Node, OnGiveUp, Role, Settings
 from rallypoint.core.notices import Placed
 from rallypoint.document.bootstrap import Offer, own_address
@@ -22,8 +24,6 @@ from rallypoint.document.member import DocumentMember
 from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
 from rallypoint.elastic.options import OptionValues, choice, number, read_options, seconds, text
-from rallypoint.membership.identity import mint_id
-from rallypoint.membership.round_store import split_endpoint
 from rallypoint.stores import PrefixStore, TcpStore
 from rallypoint.stores.late import LateStore
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store

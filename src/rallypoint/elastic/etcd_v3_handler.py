@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rallypoint.client.member import Member
 from rallypoint.core.model import Bounds
 from rallypoint.core.notices import Placed
 from rallypoint.elastic import etcd_v3_client
@@ -26,7 +27,6 @@ from rallypoint.elastic.options import OptionValues, number, seconds
 from rallypoint.elastic.round_stores import ETCD, STORE, STORE_OR_ETCD, store_server
 from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.etcd.member import EtcdMember
-from rallypoint.membership.member import Member
 
 BACKEND = "etcd-v3"
 

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rallypoint.client.identity import this_node
+from rallypoint.client.member import Member
 from rallypoint.core.model import Node, OnGiveUp, Role, Settings
 from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
 from rallypoint.elastic.options import Option, OptionValues, choice, number, read_options, seconds, text
 from rallypoint.elastic.round_stores import STORE
-from rallypoint.membership.identity import this_node
-from rallypoint.membership.member import Member
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
 LAST_CALL = seconds(

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import RoundStore
 from rallypoint.core.model import Reason
 from rallypoint.core.notices import Placed
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.member_backend import MemberBackend
 from rallypoint.elastic.utils import is_etcd
-from rallypoint.membership.link import Peer
-from rallypoint.membership.member import Member
-from rallypoint.membership.round_store import RoundStore
+from rallypoint.protocol import Peer
 
 
 def join(endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | None = None, **options: Any) -> Place:

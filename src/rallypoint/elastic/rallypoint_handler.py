@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rallypoint.client.member import Member
 from rallypoint.core.model import Bounds, Settings
 from rallypoint.elastic import member_backend
 from rallypoint.elastic.api import RendezvousParameters
@@ -19,8 +20,7 @@ from rallypoint.elastic.member_backend import (
 from rallypoint.elastic.options import Option, OptionValues, flag, number, seconds
 from rallypoint.elastic.round_stores import STORE, store_server
 from rallypoint.elastic.utils import parse_rendezvous_endpoint
-from rallypoint.membership.member import Member
-from rallypoint.server.member import ServerMember
+from rallypoint.location.member import ServerMember
 
 DEFAULT_PORT = 29400
 BACKEND = "rallypoint"

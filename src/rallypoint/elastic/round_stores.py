@@ -5,8 +5,8 @@ Both speak the same wire format, so nodes of one world need not agree.
 
 from __future__ import annotations
 
+from rallypoint.client.round_store import Serve, serve_here
 from rallypoint.elastic.options import choice
-from rallypoint.membership.round_store import Serve, serve_here
 
 AUTO, OURS, TORCH, ETCD = "auto", "rallypoint", "torch", "etcd"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
+from rallypoint.client.identity import mint_id
 from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node, Run
 from rallypoint.core.node import View
@@ -15,8 +16,7 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.leading import message_of
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd_client import EtcdClient
-from rallypoint.membership.identity import mint_id
-from rallypoint.membership.report import RunLine, RunReport, has_finished, line_of, node_to_evict, nodes_of
+from rallypoint.report import RunLine, RunReport, has_finished, line_of, node_to_evict, nodes_of
 
 _LEASE_S = 5
 

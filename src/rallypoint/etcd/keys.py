@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import quote, unquote
 
-from rallypoint.membership.identity import stem_of
+from rallypoint.client.identity import stem_of
 
 
 class Keys:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from rallypoint import recording
 from rallypoint.core import codec
 from rallypoint.core.model import Phase
 from rallypoint.errors import RendezvousStateError
@@ -36,7 +37,6 @@ from rallypoint.etcd_client import (
     put_op,
 )
 from rallypoint.etcd_client.messages import RequestOp
-from rallypoint.membership import recording
 
 log = logging.getLogger("rallypoint.etcd")
 

@@ -19,7 +19,7 @@ from rallypoint.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.etcd import estate
 from rallypoint.etcd.link_turns import HURRY_S, LinkTurns
 from rallypoint.etcd_client import EtcdError
-from rallypoint.membership.link import Peer
+from rallypoint.protocol import Peer
 
 log = logging.getLogger("rallypoint.etcd")
 

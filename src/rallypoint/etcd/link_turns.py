@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from rallypoint.client.addresses import address_among
+from rallypoint.client.link_port import Prepare, differs
 from rallypoint.core import codec
 from rallypoint.core import node as core
 from rallypoint.core.events import Joined, Left
@@ -45,8 +47,6 @@ from rallypoint.etcd_client import (
     put_op,
 )
 from rallypoint.etcd_client.messages import RequestOp
-from rallypoint.membership.addresses import address_among
-from rallypoint.membership.link import Prepare, differs
 
 log = logging.getLogger("rallypoint.etcd")
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
+from rallypoint.client.identity import fresh_identity
+from rallypoint.client.link_port import Prepare
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import RoundStore, Serve, serve_here
 from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.node import View
 from rallypoint.core.notices import Placed
@@ -12,10 +16,6 @@ from rallypoint.etcd.keys import Keys
 from rallypoint.etcd.link import EtcdLink
 from rallypoint.etcd.round_store import EtcdRoundStore
 from rallypoint.etcd_client import EtcdClient
-from rallypoint.membership.identity import fresh_identity
-from rallypoint.membership.link import Prepare
-from rallypoint.membership.member import Member
-from rallypoint.membership.round_store import RoundStore, Serve, serve_here
 
 
 class EtcdMember(Member):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+from rallypoint.client.round_store import RoundStore
 from rallypoint.core.notices import Placed
 from rallypoint.etcd.keys import Keys
 from rallypoint.etcd_client import EtcdClient
-from rallypoint.membership.round_store import RoundStore
 from rallypoint.stores import Store
 from rallypoint.stores.etcd_v3 import EtcdV3Store
 

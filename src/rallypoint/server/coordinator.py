@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rallypoint import heartbeats, protocol
 from rallypoint.core import authority as host
 from rallypoint.core import codec
 from rallypoint.core.clock import LOOK_S, AwakeClock, look
@@ -17,8 +18,8 @@ from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Me
 from rallypoint.core.model import Run
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousError, RendezvousStateError
-from rallypoint.membership.report import node_to_evict
-from rallypoint.server import pace, protocol, queries
+from rallypoint.report import node_to_evict
+from rallypoint.server import queries
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Runs, Turn
 
@@ -253,7 +254,7 @@ class Coordinator:
         run_id, node_id = known.key
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
-        if pace.must_answer(settings, now - known.answered, holds=known.holds):
+        if heartbeats.must_answer(settings, now - known.answered, holds=known.holds):
             known.answered = now
             self._to_answer.append(caller)
 

@@ -7,18 +7,18 @@ from itertools import islice
 
 from rallypoint.core.authority import Authority
 from rallypoint.core.model import Run
-from rallypoint.membership.link import Peer
-from rallypoint.membership.report import line_of, nodes_of
-from rallypoint.server.protocol import (
+from rallypoint.protocol import (
     PAGE_SIZE,
     AskPeers,
     AskRuns,
     AskStatus,
     Done,
+    Peer,
     Peers,
     Runs,
     Status,
 )
+from rallypoint.report import line_of, nodes_of
 
 
 def peers(ask: AskPeers, run: Run | None) -> Peers | Done:

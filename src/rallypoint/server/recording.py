@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.membership import recording
+from rallypoint import recording
 from rallypoint.server.coordinator import Happening
 
 

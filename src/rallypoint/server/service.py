@@ -13,7 +13,7 @@ from itertools import groupby
 from rallypoint.server.coordinator import Coordinator, Effects, Happening
 from rallypoint.server.limits import Limits
 from rallypoint.server.sockets import raise_file_limit
-from rallypoint.server.state import StateFile
+from rallypoint.server.state_file import StateFile
 from rallypoint.stores.listening import BACKLOG
 
 log = logging.getLogger("rallypoint.server")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rallypoint.client.session import Session
 from rallypoint.core import node as core
 from rallypoint.core.model import Reason
 from rallypoint.core.node import State, View
-from rallypoint.server.session import Session
 from rallypoint.simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from rallypoint import protocol
 from rallypoint.core import transition
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Message
 from rallypoint.core.model import Bounds, Node, Role, Run, Settings
 from rallypoint.core.node import State, View
 from rallypoint.core.ranks import POLICIES, RankPolicy
-from rallypoint.server import protocol
 from rallypoint.server.coordinator import Effects
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.clockwork import Action, Clockwork

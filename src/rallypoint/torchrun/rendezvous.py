@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+from rallypoint.client.member import Member
 from rallypoint.core.model import Reason
 from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
-from rallypoint.membership.member import Member
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge.handler import Departure

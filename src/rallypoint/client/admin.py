@@ -11,8 +11,8 @@ from collections import deque
 from types import TracebackType
 from typing import TypeVar
 
+from rallypoint import protocol
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.server import protocol
 
 PATIENCE_S = 3.0
 FRAME_LIMIT = 1024 * 1024

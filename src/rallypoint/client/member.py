@@ -10,6 +10,9 @@ from datetime import timedelta
 
 import msgspec
 
+from rallypoint.client import outcomes
+from rallypoint.client.link_port import Link, Prepare
+from rallypoint.client.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
 from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
@@ -19,9 +22,7 @@ from rallypoint.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from rallypoint.membership import outcomes
-from rallypoint.membership.link import Link, Peer, Prepare
-from rallypoint.membership.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
+from rallypoint.protocol import Peer
 from rallypoint.stores.errors import StoreError
 
 _BLIP_S = 1.0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 
+from rallypoint.client.background import background
+from rallypoint.client.identity import fresh_identity
+from rallypoint.client.link import Link
+from rallypoint.client.link_port import Prepare
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import Serve, serve_here
+from rallypoint.client.session import Session
 from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.node import View
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.membership.background import background
-from rallypoint.membership.identity import fresh_identity
-from rallypoint.membership.link import Prepare
-from rallypoint.membership.member import Member
-from rallypoint.membership.round_store import Serve, serve_here
-from rallypoint.server.hosting import Host, local_address
-from rallypoint.server.link import Link
-from rallypoint.server.session import Session
+from rallypoint.location.fixed import Host, local_address
 
 
 class ServerMember(Member):

@@ -8,26 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import msgspec
-
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import View
 from rallypoint.core.notices import Placed
+from rallypoint.protocol import Peer
 
 Prepare = Callable[[Node, Callable[[], str]], Node]
 """Completes a node before it joins, given how to learn the address by which this machine reaches the authority.
 
 Raises RendezvousError where the node cannot take part as it is; a link makes that its `refusal`.
 """
-
-
-class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A member of a world, as its peers see it."""
-
-    rank: int
-    name: str
-    address: str = ""
-    topology: str = ""
 
 
 class Link(Protocol):

@@ -25,8 +25,7 @@ from rallypoint.core.notices import (
     WaitingCount,
 )
 from rallypoint.errors import RendezvousStateError
-from rallypoint.membership.link import Peer
-from rallypoint.membership.report import NodeLine, RunLine
+from rallypoint.report import NodeLine, RunLine
 
 VERSION = 1
 FRAME_LIMIT = 64 * 1024
@@ -52,6 +51,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     connection: Count = 0
     capabilities: tuple[Name, ...] = ()
     token: Token = ""
+
+
+class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of a world, as its peers see it."""
+
+    rank: int
+    name: str
+    address: str = ""
+    topology: str = ""
 
 
 class AskPeers(msgspec.Struct, frozen=True, tag="ask-peers"):

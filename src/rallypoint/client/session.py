@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rallypoint import heartbeats, protocol
 from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
-from rallypoint.server import pace, protocol
 
 
 class Session:
@@ -63,11 +63,11 @@ class Session:
     @property
     def beat_after_s(self) -> float:
         """How long to wait before the next beat."""
-        return pace.beat_after_s(self.view.settings, holds=self._holds)
+        return heartbeats.beat_after_s(self.view.settings, holds=self._holds)
 
     def is_stale(self, now: float) -> bool:
         """Whether the authority has been silent for so long that this connection is to be given up."""
-        return self.connected and now - self.heard_at > pace.patience_s(self.view.settings)
+        return self.connected and now - self.heard_at > heartbeats.patience_s(self.view.settings)
 
     @property
     def _holds(self) -> bool:

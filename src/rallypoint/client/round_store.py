@@ -20,7 +20,7 @@ Serve = Callable[[socket.socket], Callable[[], None]]
 
 def serve_here(listener: socket.socket) -> Callable[[], None]:
     """Serve a store on the background thread of this process."""
-    from rallypoint.membership.background import background  # it brings asyncio, which torch's server does not need
+    from rallypoint.client.background import background  # it brings asyncio, which torch's server does not need
 
     server = StoreServer()
     server.start_on(background().loop, listener)

@@ -18,15 +18,16 @@ from ipaddress import ip_address
 
 import msgspec
 
+from rallypoint import protocol
+from rallypoint.client.background import background
+from rallypoint.client.link_port import Prepare, differs
+from rallypoint.client.session import Session
 from rallypoint.core.events import CloseAsked
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.membership.background import background
-from rallypoint.membership.link import Peer, Prepare, differs
-from rallypoint.server import protocol
-from rallypoint.server.session import Session
+from rallypoint.protocol import Peer
 
 log = logging.getLogger("rallypoint.link")
 
