@@ -3,10 +3,14 @@
 #
 #   PYTHON   the interpreter the environment is made from       make check PYTHON=python3.12
 #   SEEDS    the seeds to simulate, first:end                   make simulate SEEDS=0:200000
+#   BEFORE   a commit to measure beside the working tree        make bench BEFORE=9ef17f0
+#
+# With BEFORE, `make bench` runs only that comparison: it checks the commit out under build/ for as long as it lasts,
+# measures both versions in turns, prints before, now and their ratio, and appends them to build/bench/before.jsonl.
 
 PYTHON ?= python3
 SEEDS ?= 0:10000
-LONG_SEEDS ?= 10000:30000
+LONG_SEEDS ?= 10000:100000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -46,15 +50,15 @@ test: check $(TEST) ## all of check, 10,000 simulated schedules, then the whole 
 
 test-all: test soak ## all of test, the soaks and a longer simulation
 
-soak: $(TEST) ## what test-all has besides test: 20,000 more schedules and the soaks
+soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m soak
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)
 
-bench: $(BENCH) ## measure the costs and draw the curves
-	$(BIN)/python -m benchmarks
+bench: $(if $(BEFORE),$(RUN),$(BENCH)) ## measure the costs and draw the curves; with BEFORE, compare with that commit
+	$(BIN)/python -m $(if $(BEFORE),benchmarks.before '$(BEFORE)',benchmarks)
 
 format: $(DEV) ## format and repair what can be repaired
 	$(BIN)/ruff format

@@ -1,6 +1,6 @@
 """Thousands of nodes in one process: production's sessions on an asyncio loop, without a thread for each.
 
-Orders, one a line: `join` (all of them), `stay SECONDS` (beat, and do nothing else).
+Any order means: let all of them join.  The answer is the seconds until the last has its place.
 """
 
 from __future__ import annotations
@@ -35,11 +35,6 @@ class CrowdNode(asyncio.Protocol):
         if self.session.view.state is State.HOLDS and not self.placed.done():
             self.placed.set_result(time.monotonic())
 
-    def beat(self) -> None:
-        """A heartbeat, and the next one in a second."""
-        self.transport.write(self.session.beat(time.monotonic()))
-        asyncio.get_running_loop().call_later(self.session.beat_after_s, self.beat)
-
 
 async def join(endpoint: str, run_id: str, nodes: int, first: int, mine: int) -> list[CrowdNode]:
     """Connect and join, all at once."""
@@ -63,21 +58,11 @@ async def main() -> None:
     endpoint, run_id, nodes, first, mine = sys.argv[1:]
     raise_file_limit()
     answer("ready")
-    loop = asyncio.get_running_loop()
-    crowd: list[CrowdNode] = []
-    beating = False
-    while order := (await loop.run_in_executor(None, sys.stdin.readline)).split():
-        began = time.monotonic()
-        if order[0] == "join":
-            crowd = await join(endpoint, run_id, int(nodes), int(first), int(mine))
-            answer(time.monotonic() - began)
-        else:
-            if not beating:
-                for number, member in enumerate(crowd):
-                    loop.call_later(number / len(crowd), member.beat)
-                beating = True
-            await asyncio.sleep(float(order[1]))
-            answer(all(m.session.view.state is State.HOLDS for m in crowd))
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    began = time.monotonic()
+    crowd = await join(endpoint, run_id, int(nodes), int(first), int(mine))
+    answer(max(member.placed.result() for member in crowd) - began)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.meeting import compared, form, regroup
+from benchmarks.meeting import compared, form_embedded, regroup_embedded
+from benchmarks.worlds import GIVE_UP_S
 
 TORCH, OURS = "torch:c10d", "rallypoint:c10d"
 SIZES = (16, 64, 128, 256)
-GIVE_UP_S = 60.0
 
 
 def run(console: Console, output: Path) -> None:
@@ -21,10 +21,10 @@ def run(console: Console, output: Path) -> None:
     )
     for size in SIZES:
         try:
-            theirs, ours = form(TORCH, size, GIVE_UP_S), form(OURS, size, GIVE_UP_S)
+            theirs, ours = (form_embedded(kind, size, GIVE_UP_S) for kind in (TORCH, OURS))
             columns = compared(theirs, ours)
         except TimeoutError:
-            ours = form(OURS, size, GIVE_UP_S)
+            ours = form_embedded(OURS, size, GIVE_UP_S)
             columns = f"not in {GIVE_UP_S:.0f}", f"{ours:.3f}", f"over {GIVE_UP_S / ours:.0f}"
         table.add_row(str(size), *columns, {128: "3", 256: "forms"}.get(size, "not slower"))
     console.print(table)
@@ -34,7 +34,7 @@ def run(console: Console, output: Path) -> None:
         title_justify="left",
     )
     for what, watch in (("told: survivors rejoin at once", False), ("noticed: survivors only watch", True)):
-        again.add_row(what, *_regrouped(*(regroup(kind, watch=watch) for kind in (TORCH, OURS))))
+        again.add_row(what, *_regrouped(*(regroup_embedded(kind, watch=watch) for kind in (TORCH, OURS))))
     console.print(again)
 
 

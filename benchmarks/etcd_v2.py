@@ -15,12 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.meeting import form
+from benchmarks.worlds import GIVE_UP_S, Meeting, form, split
 from rallypoint.elastic.etcd_server import EtcdServer
 
 SIZES = {"etcd-v2": (16, 64, 128), "etcd": (16, 64)}
 GOALS = {("etcd-v2", 64): "50", ("etcd", 16): "3", ("etcd", 64): "3"}
-GIVE_UP_S = 60.0
 RUNS = 3
 KEYS = 1000
 READS = 300
@@ -65,7 +64,7 @@ def serving() -> Iterator[EtcdServer]:
 def taken(implementation: str, nodes: int, endpoint: str, give_up_s: float = GIVE_UP_S) -> float | None:
     """Seconds until a world has formed; None where it has not by the time that we give up."""
     try:
-        return form(implementation, nodes, give_up_s, endpoint)
+        return form(Meeting(implementation, endpoint, (nodes, nodes)), split(nodes), give_up_s)
     except TimeoutError:
         return None
 

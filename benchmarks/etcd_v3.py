@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.etcd_v2 import median, ratio, serving, several, spread
-from benchmarks.meeting import GIVE_UP_S, PROCESSES
-from benchmarks.processes import Worker, cpu_s, descendant, workers
-from rallypoint.elastic.etcd_server import EtcdServer
+from benchmarks.processes import descendant
+from benchmarks.worlds import Meeting, idle, regroup, split
 
 OURS = "rallypoint:etcd-v3"
 NODES = 64
 MANY = 1000
-IDLE_S = 10
 LEASE_S = 5
 
 
@@ -37,45 +34,15 @@ def run(console: Console, output: Path) -> None:
         alone = Table("what", "measured", "goal", title="etcd-v3 alone, one member", title_justify="left")
         alone.add_row(f"{MANY:,} nodes form", f"{spread(several(OURS, MANY, endpoint))} s", "under 3 s")
         alone.add_row("kill -9 of one of four is noticed", f"{noticed(endpoint):.2f} s", f"under {LEASE_S + 1} s")
-        alone.add_row(f"{MANY:,} idle nodes, etcd's share", f"{idle(server):.1%} of a core", "under 25 %")
+        alone.add_row(f"{MANY:,} idle nodes, etcd's share", f"{idle_share(endpoint):.1%} of a core", "under 25 %")
         console.print(alone)
 
 
 def noticed(endpoint: str) -> float:
     """Seconds from the death of one of four nodes until the last of the others is told."""
-    nodes = [Worker("benchmarks.node", OURS, endpoint, "noticed", "3", "4", "1") for _ in range(4)]
-    with workers(*nodes):
-        for node in nodes:
-            node.hear()
-        for node in nodes:
-            node.tell("join")
-        for node in nodes:
-            node.hear(GIVE_UP_S)
-        nodes[3].kill()
-        began = time.monotonic()
-        for node in nodes[:3]:
-            node.tell(f"watch {GIVE_UP_S}")
-        if any(node.hear() < 0 for node in nodes[:3]):
-            raise AssertionError("nobody noticed")
-        return time.monotonic() - began
+    return regroup(Meeting(OURS, endpoint, (3, 4))).told_s
 
 
-def idle(server: EtcdServer) -> float:
+def idle_share(endpoint: str) -> float:
     """The share of a core that etcd uses for many nodes that do nothing."""
-    share = str(MANY // PROCESSES)
-    crews = [
-        Worker("benchmarks.node", OURS, server.get_endpoint(), "idle", str(MANY), str(MANY), share)
-        for _ in range(PROCESSES)
-    ]
-    with workers(*crews):
-        for crew in crews:
-            crew.hear()
-        for crew in crews:
-            crew.tell("join")
-        for crew in crews:
-            crew.hear(GIVE_UP_S)
-        time.sleep(3)
-        etcd = descendant("etcd")
-        before = cpu_s(etcd)
-        time.sleep(IDLE_S)
-        return (cpu_s(etcd) - before) / IDLE_S
+    return idle(Meeting(OURS, endpoint, (MANY, MANY)), split(MANY), descendant("etcd"))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import Worker, cpu_s, workers
+from benchmarks.processes import Worker, cpu_s
 
 KINDS = ("torch", "rallypoint")
 GOALS = {"get": "at least 0.6", "add": "at least 0.4"}
@@ -104,11 +104,9 @@ class Hall:
     """A server and its clients, each in a process of its own."""
 
     def __init__(self, stack: ExitStack, kind: str, clients: int) -> None:
-        self.server = Worker("benchmarks.store_server", kind)
-        stack.enter_context(workers(self.server))
-        port = self.server.hear()
-        self.crew = [Worker("benchmarks.store_client", kind, str(port)) for _ in range(clients)]
-        stack.enter_context(workers(*self.crew))
+        self.server = stack.enter_context(Worker("benchmarks.store_server", kind))
+        port = str(self.server.hear())
+        self.crew = [stack.enter_context(Worker("benchmarks.store_client", kind, port)) for _ in range(clients)]
         for client in self.crew:
             client.hear()
         self._done = 0
@@ -150,12 +148,12 @@ def _crowds() -> Table:
 
 @contextmanager
 def _crowd(kind: str, connections: int, *, looks_up: bool) -> Iterator[Worker]:
-    server = Worker("benchmarks.store_server", kind, looks_up=looks_up)
-    with workers(server):
-        crew = Worker("benchmarks.waiters", str(server.hear()), str(connections))
-        with workers(crew):
-            crew.hear()
-            yield crew
+    with (
+        Worker("benchmarks.store_server", kind, looks_up=looks_up) as server,
+        Worker("benchmarks.waiters", str(server.hear()), str(connections)) as crew,
+    ):
+        crew.hear()
+        yield crew
 
 
 def _obey(worker: Worker, order: str) -> float:

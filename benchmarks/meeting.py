@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import Worker, cpu_s, memory_mb, server, workers
+from benchmarks.processes import Worker, free_port, memory_mb, server
+from benchmarks.worlds import Meeting, form, idle, regroup, split
 
 TORCH, OURS = "torch:c10d", "rallypoint:rallypoint"
-GIVE_UP_S = 60.0
 SIZES = (4, 16, 64)
 OURS_ALONE = (256, 1000)
-PROCESSES = 4
-IDLE_S = 10
-
-_runs = itertools.count()
 
 
 def run(console: Console, output: Path) -> None:
     """Everything that the embedded server promises about speed."""
-    formed: dict[int, tuple[float | None, float]] = {size: (form(TORCH, size), form(OURS, size)) for size in SIZES}
-    formed.update({size: (None, form(OURS, size)) for size in OURS_ALONE})
+    formed: dict[int, tuple[float | None, float]] = {
+        size: (form_embedded(TORCH, size), form_embedded(OURS, size)) for size in SIZES
+    }
+    formed.update({size: (None, form_embedded(OURS, size)) for size in OURS_ALONE})
     table = Table("nodes", "torch c10d, s", "rallypoint, s", "times faster", title="form a world", title_justify="left")
     for size, (theirs, ours) in formed.items():
         table.add_row(str(size), *compared(theirs, ours))
@@ -35,16 +32,16 @@ def run(console: Console, output: Path) -> None:
     again = Table(
         "one of four killed", "torch c10d, s", "rallypoint, s", "times faster", title="regroup", title_justify="left"
     )
-    told = [regroup(kind, watch=False) for kind in (TORCH, OURS)]
+    told = [regroup_embedded(kind, watch=False) for kind in (TORCH, OURS)]
     again.add_row("survivors rejoin at once", *compared(*told))
-    noticed = [regroup(kind, watch=True) for kind in (TORCH, OURS)]
+    noticed = [regroup_embedded(kind, watch=True) for kind in (TORCH, OURS)]
     again.add_row("survivors only watch", *compared(*noticed))
     console.print(again)
     alone = Table("what", "measured", "goal", title="the server alone", title_justify="left")
     seconds, memory = crowd(8000)
     alone.add_row("8,000 asyncio nodes form", f"{seconds:.2f} s", "under 8 s")
     alone.add_row("its memory then", f"{memory:.0f} MB", "under 200 MB")
-    alone.add_row("1,000 idle nodes", f"{idle(1000):.1%} of a core", "under 5 %")
+    alone.add_row("1,000 idle nodes", f"{idle_share(1000):.1%} of a core", "under 5 %")
     alone.add_row("import rallypoint", f"{start_up('-c', 'import rallypoint') * 1000:.0f} ms", "under 60 ms")
     alone.add_row("rallypoint --help", f"{start_up('-m', 'rallypoint.cli', '--help') * 1000:.0f} ms", "under 150 ms")
     console.print(alone)
@@ -52,86 +49,40 @@ def run(console: Console, output: Path) -> None:
     console.print(f"plot: {output / 'form.png'}")
 
 
-def form(implementation: str, nodes: int, give_up_s: float | None = None, endpoint: str | None = None) -> float:
-    """Seconds until the last of so many nodes, joining at one instant, has its rank.
-
-    TimeoutError where they do not meet before somebody gives up.  Without an endpoint, one of the nodes serves it.
-    """
-    endpoint, run_id = endpoint or f"127.0.0.1:{free_port()}", f"bench-{next(_runs)}"
-    shares = [nodes // PROCESSES + (i < nodes % PROCESSES) for i in range(PROCESSES)]
-    started = [
-        Worker("benchmarks.node", implementation, endpoint, run_id, str(nodes), str(nodes), str(n)) for n in shares
-    ]
-    with workers(*started):
-        for worker in started:
-            worker.hear()
-        for worker in started:
-            worker.tell("join")
-        began = time.monotonic()
-        places = []
-        for worker in started:
-            places += worker.hear(None if give_up_s is None else began + give_up_s - time.monotonic())
-    ranks = sorted(rank for _, rank, _ in places)
-    if ranks != list(range(nodes)):
-        raise AssertionError(f"{implementation}: the ranks of {nodes} nodes are {ranks}")
-    return max(float(seconds) for seconds, _, _ in places)
+def form_embedded(implementation: str, nodes: int, *give_up_s: float) -> float:
+    """Seconds until the last of so many nodes has its rank, where one of the nodes serves the endpoint."""
+    meeting = Meeting(implementation, f"127.0.0.1:{free_port()}", (nodes, nodes))
+    return form(meeting, split(nodes), *give_up_s)
 
 
-def regroup(implementation: str, *, watch: bool) -> float | None:
+def regroup_embedded(implementation: str, *, watch: bool) -> float | None:
     """Seconds from the death of one of four nodes to the new world of the others; None where they never notice."""
-    endpoint, run_id = f"127.0.0.1:{free_port()}", f"bench-{next(_runs)}"
-    first = Worker("benchmarks.node", implementation, endpoint, run_id, "3", "4", "1")
-    first.hear()  # the first process hosts, and is not the one to die
-    nodes = [first] + [Worker("benchmarks.node", implementation, endpoint, run_id, "3", "4", "1") for _ in range(3)]
-    with workers(*nodes):
-        for node in nodes[1:]:
-            node.hear()
-        for node in nodes:
-            node.tell("join")
-        for node in nodes:
-            node.hear()
-        nodes[3].kill()
-        began = time.monotonic()
-        if watch:
-            for node in nodes[:3]:
-                node.tell(f"watch {GIVE_UP_S}")
-            if any(node.hear() < 0 for node in nodes[:3]):
-                return None
-        for node in nodes[:3]:
-            node.tell("join")
-        for node in nodes[:3]:
-            node.hear()
-        return time.monotonic() - began
+    meeting = Meeting(implementation, f"127.0.0.1:{free_port()}", (3, 4))
+    try:
+        return regroup(meeting, watch=watch).world_s
+    except TimeoutError:
+        return None
 
 
 def crowd(nodes: int) -> tuple[float, float]:
     """Seconds for so many nodes to form a world on a standalone server, and the server's memory."""
-    with server() as (endpoint, pid):
-        half = nodes // 2
-        parts = [Worker("benchmarks.crowd", endpoint, "crowd", str(nodes), str(i * half), str(half)) for i in (0, 1)]
-        with workers(*parts):
-            for part in parts:
-                part.hear()
-            for part in parts:
-                part.tell("join")
-            return max(float(part.hear()) for part in parts), memory_mb(pid)
+    half = nodes // 2
+    with server() as (endpoint, pid), ExitStack() as stack:
+        parts = [
+            stack.enter_context(Worker("benchmarks.crowd", endpoint, "crowd", str(nodes), str(first), str(half)))
+            for first in (0, half)
+        ]
+        for part in parts:
+            part.hear()
+        for part in parts:
+            part.tell("join")
+        return max(float(part.hear()) for part in parts), memory_mb(pid)
 
 
-def idle(nodes: int) -> float:
-    """The share of a core that a server uses for so many nodes that do nothing."""
+def idle_share(nodes: int) -> float:
+    """The share of a core that a standalone server uses for so many nodes that do nothing."""
     with server() as (endpoint, pid):
-        crew = Worker("benchmarks.crowd", endpoint, "idle", str(nodes), "0", str(nodes))
-        with workers(crew):
-            crew.hear()
-            crew.tell("join")
-            crew.hear()
-            crew.tell("stay 3")
-            crew.hear()
-            before = cpu_s(pid)
-            crew.tell(f"stay {IDLE_S}")
-            if not crew.hear():
-                raise AssertionError("idle nodes lost their world")
-            return (cpu_s(pid) - before) / IDLE_S
+        return idle(Meeting(OURS, endpoint, (nodes, nodes)), split(nodes), pid)
 
 
 def start_up(*arguments: str) -> float:
@@ -152,14 +103,6 @@ def compared(theirs: float | None, ours: float | None) -> tuple[str, str, str]:
     """A row's columns: torch's seconds, ours, and how many times ours is faster."""
     shown = [("—" if value is None else f"{value:.3f}") for value in (theirs, ours)]
     return shown[0], shown[1], f"{theirs / ours:.0f}" if theirs and ours else ""
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _plot(formed: dict[int, tuple[float | None, float]], file: Path) -> None:

@@ -1,74 +1,146 @@
-"""Some nodes in one process, as threads, for any implementation of PyTorch's interface.
+"""Some nodes in one process, as threads: of any implementation of PyTorch's interface, or of `rallypoint.join`.
 
-Orders, one a line: `join` (all of them at once), `watch` (until one is told to join again), `rejoin`.
+Orders, one a line: `join` (all nodes at one instant), `regroup SECONDS` (the first node waits for a change, then all
+join), `waiting` (how many nodes have a reason to join again).  Times are read from the monotonic clock, which all
+processes of a machine share.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 from benchmarks.processes import answer
 
 SOON_S = 0.02
+LOCAL = "127.0.0.1"
+PLACE = "rallypoint.join"
+
+Placed = tuple[float, int, int]
+"""When a node learned its place, its rank, and the size of the world."""
 
 
-def make(implementation: str, endpoint: str, run_id: str, low: int, high: int) -> Any:
-    """A handler of torch's, as `torch:c10d`, or of ours, as `rallypoint:rallypoint`."""
+class Node(Protocol):
+    """A node of any kind."""
+
+    def join(self) -> tuple[int, int]:
+        """Wait for a place in the next world: the rank, and the size of the world."""
+
+    def changed(self, limit_s: float) -> bool:
+        """Wait until there is a reason to join again; False where the time passes first."""
+
+
+class HandlerNode:
+    """A node with PyTorch's interface, whose user looks again and again whether somebody waits."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+
+    def join(self) -> tuple[int, int]:
+        """Call `next_rendezvous`."""
+        info = self._handler.next_rendezvous()
+        return info.rank, info.world_size
+
+    def changed(self, limit_s: float) -> bool:
+        """Poll: the interface has no other way."""
+        deadline = time.monotonic() + limit_s
+        while self._handler.num_nodes_waiting() == 0:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(SOON_S)
+        return True
+
+
+class PlaceNode:
+    """A node that calls `rallypoint.join`, whose user is told."""
+
+    def __init__(self, endpoint: str, run_id: str, nodes: str, options: dict[str, Any]) -> None:
+        import rallypoint
+
+        self._place: rallypoint.Place | None = None
+        # Naming `join` here imports what it needs before anything is measured.
+        self._open = partial(rallypoint.join, endpoint, run=run_id, nodes=nodes, local_addr=LOCAL, **options)
+
+    def join(self) -> tuple[int, int]:
+        """Join, or join again."""
+        self._place = self._open() if self._place is None else self._place.again()
+        return self._place.rank, self._place.world_size
+
+    def changed(self, limit_s: float) -> bool:
+        """Wait for the change."""
+        assert self._place is not None, "a node joins before it waits for a change"
+        return self._place.changed.wait(limit_s)
+
+
+def make(implementation: str, endpoint: str, run_id: str, nodes: str, options: dict[str, Any]) -> Node:
+    """A node with a handler of torch's, as `torch:c10d`, or of ours, as `rallypoint:c10d`; or one of `rallypoint.join`."""
+    if implementation == PLACE:
+        return PlaceNode(endpoint, run_id, nodes, options)
     owner, _, backend = implementation.partition(":")
-    config = {"last_call_timeout": 1}
+    low, high = map(int, nodes.split(":"))
     if owner == "torch":
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-        return registry.get_rendezvous_handler(
-            RendezvousParameters(backend, endpoint, run_id, low, high, local_addr="127.0.0.1", **config)
-        )
-    import rallypoint
+        torch_parameters = RendezvousParameters(backend, endpoint, run_id, low, high, local_addr=LOCAL, **options)
+        return HandlerNode(registry.get_rendezvous_handler(torch_parameters))
+    from rallypoint import elastic
 
-    return rallypoint.get_rendezvous_handler(
-        rallypoint.RendezvousParameters(backend, endpoint, run_id, low, high, local_addr="127.0.0.1", **config)
-    )
+    parameters = elastic.RendezvousParameters(backend, endpoint, run_id, low, high, local_addr=LOCAL, **options)
+    return HandlerNode(elastic.get_rendezvous_handler(parameters))
 
 
-def join_all(handlers: list[Any]) -> list[tuple[float, int, int]]:
-    """Let every node join at this instant: seconds, rank and size of each."""
-    places: list[tuple[float, int, int]] = []
-    began = time.monotonic()
+def line_up(nodes: list[Node]) -> Callable[[], list[Placed]]:
+    """Start a thread for each node; what is returned lets all of them join at one instant and waits for their places."""
+    signal = threading.Event()
+    places: list[Placed] = []
 
-    def join(handler: Any) -> None:
-        info = handler.next_rendezvous()
-        places.append((time.monotonic() - began, info.rank, info.world_size))
+    def join(node: Node) -> None:
+        signal.wait()
+        rank, size = node.join()
+        places.append((time.monotonic(), rank, size))
 
-    threads = [threading.Thread(target=join, args=(handler,)) for handler in handlers]
+    threads = [threading.Thread(target=join, args=(node,), daemon=True) for node in nodes]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    return places
+
+    def go() -> list[Placed]:
+        signal.set()
+        for thread in threads:
+            thread.join()
+        return places
+
+    return go
 
 
-def watch(handler: Any, limit_s: float) -> float:
-    """How long it takes until the node is told to join again; -1 where it is not."""
-    began = time.monotonic()
-    while time.monotonic() - began < limit_s:
-        if handler.num_nodes_waiting() > 0:
-            return time.monotonic() - began
-        time.sleep(SOON_S)
-    return -1.0
+def end_process(failure: threading.ExceptHookArgs) -> None:
+    """A node that fails ends its process, so that whoever waits for an answer learns of it at once."""
+    print(f"{failure.exc_type.__name__}: {failure.exc_value}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def main() -> None:
-    """Make the nodes, say that they are there, and obey."""
-    implementation, endpoint, run_id, low, high, mine = sys.argv[1:]
-    handlers = [make(implementation, endpoint, run_id, int(low), int(high)) for _ in range(int(mine))]
-    answer("ready")
-    for order in sys.stdin:
-        if order.strip() == "join":
-            answer(join_all(handlers))
+    """Make the nodes, answer with the file that Rallypoint was imported from, and obey."""
+    implementation, endpoint, run_id, bounds, mine, options = sys.argv[1:]
+    threading.excepthook = end_process
+    nodes = [make(implementation, endpoint, run_id, bounds, json.loads(options)) for _ in range(int(mine))]
+    join = line_up(nodes)
+    answer(getattr(sys.modules.get("rallypoint"), "__file__", None))
+    for line in sys.stdin:
+        order, *arguments = line.split()
+        if order == "waiting":
+            answer(sum(node.changed(0.0) for node in nodes))
+        elif order == "regroup" and not nodes[0].changed(float(arguments[0])):
+            answer(None)
         else:
-            answer(watch(handlers[0], float(order.split()[1])))
+            told = time.monotonic()
+            answer((told, join()))
+            join = line_up(nodes)
 
 
 if __name__ == "__main__":

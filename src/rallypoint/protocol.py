@@ -7,13 +7,15 @@ numbered answers.  What is not understood ends that connection with a reason, an
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left
-from rallypoint.core.model import Count, Name, Text, Token
+from rallypoint.core.model import Count, Name, Round, Text, Token
 from rallypoint.core.notices import (
     Broken,
     Fenced,
@@ -27,7 +29,7 @@ from rallypoint.core.notices import (
 from rallypoint.errors import RendezvousStateError
 from rallypoint.report import NodeLine, RunLine
 
-VERSION = 1
+VERSION = 2
 FRAME_LIMIT = 64 * 1024
 PAGE_SIZE = 256
 STANDALONE = "standalone"
@@ -42,7 +44,9 @@ T = TypeVar("T")
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     """Who connects.  A node names its run, its identity and which of its connections this is; a visitor names none.
 
-    `token` is the place of a proof of identity in a later version.
+    `process` is a token of the process that the node lives in: the server knows by it which nodes go when it goes.
+    `incarnation`, `epoch` and `claim_id` name the server that the node heard last (rule 17i).  `proof` shows that the
+    node knows the secret of the claim (rule 17j).
     """
 
     protocol: int
@@ -50,7 +54,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     node_id: Token = ""
     connection: Count = 0
     capabilities: tuple[Name, ...] = ()
-    token: Token = ""
+    process: Token = ""
+    incarnation: Token = ""
+    epoch: Round = 0
+    claim_id: Token = ""
+    proof: Token = ""
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,6 +68,12 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     address: str = ""
     topology: str = ""
+
+
+class AskHeard(msgspec.Struct, frozen=True, tag="ask-heard"):
+    """Answer when all that this node said before has been taken, and is recorded where it must be (rule 17c)."""
+
+    number: Count
 
 
 class AskPeers(msgspec.Struct, frozen=True, tag="ask-peers"):
@@ -99,12 +113,24 @@ class AskEvict(msgspec.Struct, frozen=True, tag="ask-evict"):
     node: Token
 
 
+class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who serves a run (rule 17i): of which incarnation, by which claim; in doubt where that cannot be renewed (17e)."""
+
+    incarnation: Token = ""
+    epoch: Round = 0
+    claim_id: Token = ""
+    in_doubt: bool = False
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
-    """The server takes the connection."""
+    """The server takes the connection.  Of the world with `seal_id`, `ranks` are in the process that serves."""
 
     protocol: int
     server: Token
     capabilities: tuple[Name, ...] = ()
+    serving: Serving = Serving()
+    seal_id: Token = ""
+    ranks: tuple[Count, ...] = ()
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", omit_defaults=True):
@@ -114,8 +140,10 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", omit_defaults=True):
     final: bool = False
 
 
-class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """I heard you."""
+class Pong(msgspec.Struct, frozen=True, tag="pong", omit_defaults=True):
+    """I heard you.  It counts as a welcome: it says who serves."""
+
+    serving: Serving = Serving()
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
@@ -152,7 +180,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
     why: Text = ""
 
 
-Ask = AskPeers | AskRuns | AskStatus | AskClose | AskEvict
+Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict
 Answer = Peers | Runs | Status | Done
 FromNode = Hello | Joined | Announced | Left | CloseAsked | Ask
 FromServer = (
@@ -183,6 +211,12 @@ def frame(message: Any) -> bytes:
 def framed(body: bytes) -> bytes:
     """The bytes of a message with their length in front."""
     return len(body).to_bytes(_LENGTH, "big") + body
+
+
+def proof_of(secret: str, hello: Hello) -> str:
+    """What shows that a node knows the secret of the claim that it connects to, without telling it (rule 17j)."""
+    named = msgspec.json.encode((hello.run_id, hello.node_id, hello.connection, hello.process))
+    return hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()
 
 
 class Reader:

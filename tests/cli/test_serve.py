@@ -83,7 +83,10 @@ def test_a_state_file_that_is_in_use(started: Started, tmp_path: Path) -> None:
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere" / "file")
     sentence = refused("serve", "--bind", "127.0.0.1:0", "--state", nowhere)
-    assert sentence == f"the state file {nowhere} cannot be opened: No such file or directory"
+    assert sentence == (
+        f"the state file {nowhere} cannot be opened: its folder {tmp_path / 'nowhere'} does not exist; create it, or "
+        f"give another path"
+    )
     sentence = refused("serve", "--bind", "127.0.0.1:0", "--log-json", nowhere)
     assert "No such file or directory" in sentence
     assert nowhere in sentence

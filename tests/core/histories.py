@@ -1,17 +1,18 @@
 """Random histories: an authority and a few nodes that obey one order after another.
 
 The nodes are `node.View`s, so whatever they say is what real nodes would say; messages may be lost in either direction
-and repeated, and the authority may forget everything or come back from its record.
+and repeated, and the authority may forget everything or come back from its document.  It keeps a record, as rule 17c
+demands, and another server may take over with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from hypothesis import strategies as st
 
-from rallypoint.core import codec, node, recovery, transition
+from rallypoint.core import codec, node, record, recovery, transition
 from rallypoint.core.changes import Step
 from rallypoint.core.events import CloseAsked, Event, Lost, Message, TimePassed
 from rallypoint.core.model import Bounds, Ending, Node, OnGiveUp, Phase, Reason, Role, Run, Settings
@@ -38,7 +39,10 @@ VERBS = (
     "close",
     "forget",
     "restore",
+    "take over",
 )
+KEEPING = tuple(verb for verb in VERBS if verb != "forget")
+"""What happens where the record is never lost."""
 # Fractions of powers of two: adding and subtracting them is exact, so that times can be compared.
 MOMENT_S = 1 / 64
 WAITS_S = (0.0, 0.5, 1.0, 7.0, 31.0, 61.0, 700.0)
@@ -70,6 +74,8 @@ class History:
         self.run = Run(run_id="run")
         self.now = 0.0
         self.lives = 0
+        self.takeovers = 0
+        self.record: bytes | None = None
         self.views: dict[int, View] = {}
         self.last_words: dict[int, Message] = {}
         self.moments: list[Moment] = []
@@ -82,7 +88,10 @@ class History:
             self._take(TimePassed(), order.deaf)
         elif order.verb == "forget":
             self.run = recovery.blank("run", self.now, self.now, self.settings.hold_s)
+            self.record = None
             self.last_words.clear()
+        elif order.verb == "take over":
+            self._take_over()
         elif order.verb == "restore":
             self._restore()
         elif order.verb == "join":
@@ -122,9 +131,19 @@ class History:
 
     def _restore(self) -> None:
         if self.run.phase is not Phase.RECOVERING:
-            record = codec.encode_run(self.run, self.now)
+            document = codec.encode_run(self.run, self.now)
             self.now += 1000.0
-            self.run = codec.decode_run(record, self.now)
+            self.run = codec.decode_run(document, self.now)
+
+    def _take_over(self) -> None:
+        """Another server starts with the record, on a clock of its own, and on new connections."""
+        self.now += 1000.0
+        self.takeovers += 1
+        self.last_words.clear()
+        if self.record is None:
+            self.run = recovery.blank("run", self.now, self.now, self.settings.hold_s)
+        else:
+            self.run = record.restored(record.decode(self.record), self.now, self.settings.hold_s)
 
     def _say(self, who: int, said: Message, deaf: bool) -> None:
         self.last_words[who] = said
@@ -134,6 +153,9 @@ class History:
         step = transition.step(self.run, event, self.now, str(len(self.moments)))
         self.moments.append(Moment(self.run, event, self.now, step))
         self.run = step.run
+        if step.durability:
+            written = record.of(self.run, epoch=self.takeovers, write_id=str(len(self.moments)))
+            self.record = record.encode(written)
         by_id = {view.node.id: who for who, view in self.views.items()}
         for node_id, what in (sent for notice in step.notices for sent in spell_out(notice)):
             if not deaf and node_id in by_id:
@@ -149,11 +171,11 @@ def play(bounds: Bounds, settings: Settings, orders: Iterable[Order]) -> History
     return history
 
 
-def histories() -> st.SearchStrategy[History]:
-    """Random histories of a few nodes."""
+def histories(verbs: Sequence[str] = VERBS) -> st.SearchStrategy[History]:
+    """Random histories of a few nodes, to which these things happen."""
     order = st.builds(
         Order,
-        verb=st.sampled_from(VERBS),
+        verb=st.sampled_from(verbs),
         who=st.integers(0, NODES - 1),
         wait_s=st.sampled_from(WAITS_S),
         deaf=st.sampled_from((False, False, False, True)),

@@ -100,6 +100,26 @@ def test_one_member_that_knows_of_the_break_suffices() -> None:
     assert stage.phase is Phase.GATHERING
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_spare_that_missed_the_close_is_told_of_it_by_the_next_incarnation(forgotten: bool) -> None:
+    """Rules 1 and 7: it ends as the run that it stood by for."""
+    stage = sealed(2)
+    spare = member("s", role=Role.SPARE)
+    stage.join("s", role=Role.SPARE)
+    incarnation = stage.run.incarnation
+    stage.close(ending=Ending.SUCCEEDED, why="done")
+    stage.lose("a", "b", "s")
+    if forgotten:
+        stage.wait(60)
+    stage.join("c", "d")
+    before = stage.run
+    stage.take(Announced(spare, stage.bounds, Standing.SPARE, incarnation=incarnation))
+    assert stage.heard("s") == [RunClosed(incarnation, Ending.SUCCEEDED, "done")]
+    assert stage.run == before
+    stage.take(Announced(spare, stage.bounds, Standing.SPARE, incarnation="older"))
+    assert (stage.sends, list(stage.run.spares)) == ([], ["s"])
+
+
 def test_one_node_that_knows_of_the_closing_suffices() -> None:
     stage = sealed(2)
     stage.announce("a", Standing.CLOSED, ending=Ending.SUCCEEDED, why="done")

@@ -1,13 +1,16 @@
-"""One run as an authority hosts it: what is sent, what must be durable, who is given up."""
+"""One run as an authority hosts it: what is sent, what must be recorded first, who is given up."""
 
 from __future__ import annotations
 
-from rallypoint.core import authority, codec
+from collections.abc import Sequence
+
+from rallypoint.core import authority, ranks, record
 from rallypoint.core.authority import Authority, Output
-from rallypoint.core.clock import AwakeClock
+from rallypoint.core.changes import Durability
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Seat, Standing
-from rallypoint.core.model import Bounds, Phase, Reason
+from rallypoint.core.model import Bounds, Phase, Reason, Settings
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed
+from rallypoint.core.ranks import Candidate, Ranking
 from tests.core.stage import member
 
 BOUNDS = Bounds(2, 3)
@@ -19,6 +22,7 @@ class Host:
     def __init__(self, started_at: float = -100.0) -> None:
         self.now = 0.0
         self.minted = 0
+        self.places: dict[str, Announced] = {}
         self.out = Output(authority.open_run("run", started_at, self.now))
 
     @property
@@ -39,12 +43,23 @@ class Host:
     def hold(self, *node_ids: str) -> None:
         """Members say that all is well."""
         for node_id in node_ids:
-            world, ranks = self.authority.run.world, self.authority.run.ranks
-            assert world is not None, "nothing was sealed yet"
-            seat = Seat(world.round, world.seal_id, world.size, ranks[node_id])
-            self.receive(
-                node_id, Announced(member(node_id), BOUNDS, Standing.HOLDS, incarnation=world.incarnation, seat=seat)
-            )
+            if self.authority.run.world is not None:
+                self.places[node_id] = self.place(node_id)
+            self.receive(node_id, self.places[node_id])
+
+    def place(self, node_id: str) -> Announced:
+        """What a member of the current world says of itself."""
+        world, ranks = self.authority.run.world, self.authority.run.ranks
+        assert world is not None, "nothing was sealed yet"
+        seat = Seat(world.round, world.seal_id, world.size, ranks[node_id])
+        return Announced(member(node_id), BOUNDS, Standing.HOLDS, incarnation=world.incarnation, seat=seat)
+
+    def take_over(self) -> None:
+        """Another server starts with what is recorded now, and nothing else."""
+        written = record.of(self.authority.run, epoch=1, write_id="w")
+        self.now += 1000.0
+        run = record.restored(written, self.now, written.settings.hold_s)
+        self.out = Output(Authority(run))
 
     def wait(self, seconds: float, *alive: str) -> None:
         """Time passes as `wake_at` says; those alive keep speaking.  Stops when somebody is lost."""
@@ -82,17 +97,110 @@ def test_what_is_to_be_sent_is_spelled_out_for_each_node() -> None:
     assert "all 3 nodes are here" in host.out.why
 
 
-def test_a_seal_and_a_closing_must_be_durable_and_nothing_else() -> None:
-    host, durable = Host(), []
+def test_a_seal_and_a_close_must_be_recorded_before_they_are_told_and_nothing_else() -> None:
+    """Rule 17c."""
+    host, durability = Host(), []
     for node_id in "abc":
         host.join(node_id)
-        durable.append(host.out.durable)
+        durability.append(host.out.durability)
     host.hold("a")
-    durable.append(host.out.durable)
+    durability.append(host.out.durability)
     for by in "ab":
         host.receive(by, CloseAsked(by))
-        durable.append(host.out.durable)
-    assert durable == [False, False, True, False, True, False]
+        durability.append(host.out.durability)
+    nothing, a_seal_or_close = Durability.NONE, Durability.SEAL_OR_CLOSE
+    assert durability == [nothing, nothing, a_seal_or_close, nothing, a_seal_or_close, nothing]
+
+
+def test_a_finish_must_be_recorded_and_the_last_one_is_a_close() -> None:
+    """Rule 17c: a finished node cannot announce itself to the next server."""
+    host, durability = hosting("a", "b", "c"), []
+    world = host.authority.run.world
+    assert world is not None
+    finished = [Left(node_id, Reason.FINISHED, world.seal_id) for node_id in "aabc"]
+    for left in finished:
+        host.receive(left.node_id, left)
+        durability.append(host.out.durability)
+    assert durability == [Durability.FINISH, Durability.NONE, Durability.FINISH, Durability.SEAL_OR_CLOSE]
+
+
+def test_other_leaves_and_losses_need_no_record() -> None:
+    """Rule 17c: the next server misses the rank."""
+    for reason in (Reason.WITHDREW, Reason.GAVE_UP):
+        host = hosting("a", "b", "c")
+        host.receive("c", Left("c", reason))
+        assert [type(said) for _, said in host.out.sends] == [Broken, Broken]
+        assert host.out.durability is Durability.NONE
+    host = hosting("a", "b", "c")
+    host.wait(20, "a", "b")
+    assert [type(said) for _, said in host.out.sends] == [Broken, Broken]
+    assert host.out.durability is Durability.NONE
+
+
+def test_a_server_in_doubt_seals_nothing_and_says_why() -> None:
+    """Rule 17e: it still tells a loss at once; when the doubt is over, what is due is sealed."""
+    host = hosting("a", "b", "c")
+    host.out = authority.hinder(host.authority, "the register cannot be reached", host.now, host.mint())
+    assert host.authority.run.current is not None
+    host.receive("c", Left("c", Reason.WITHDREW))
+    assert [(to, type(said)) for to, said in host.out.sends] == [("a", Broken), ("b", Broken)]
+    for node_id in "ab":
+        place = host.place(node_id)
+        host.receive(node_id, Joined(member(node_id), BOUNDS, incarnation=place.incarnation, seat=place.seat))
+        assert host.authority.run.phase is Phase.GATHERING
+    told = dict(host.out.sends)["b"]
+    assert isinstance(told, KeepWaiting)
+    assert told.why == "the register cannot be reached"
+    host.out = authority.hinder(host.authority, "", host.now, host.mint())
+    assert {type(said) for _, said in host.out.sends} == {Placed}
+    assert host.out.durability is Durability.SEAL_OR_CLOSE
+
+
+def test_a_server_in_doubt_seals_nothing_in_the_next_incarnation_either() -> None:
+    """Rule 17e: closing and founding do not end the doubt."""
+    for forgotten in (False, True):
+        host = hosting("a", "b", "c")
+        host.out = authority.hinder(host.authority, "the register cannot be reached", host.now, host.mint())
+        host.receive("a", CloseAsked("a"))
+        for node_id in "abc":
+            host.receive(node_id, Left(node_id, Reason.WITHDREW))
+        if forgotten:
+            host.wait(61)
+        host.join("x", "y", "z")
+        assert [said.why for _, said in host.out.sends if isinstance(said, KeepWaiting)] == [
+            "the register cannot be reached"
+        ]
+        assert host.authority.run.phase is Phase.GATHERING
+
+
+def test_a_server_in_doubt_seals_nothing_after_a_hold_to_which_nobody_came() -> None:
+    """Rule 17e: the end of an incarnation does not end the doubt."""
+    host = hosting("a", "b", "c")
+    host.take_over()
+    host.out = authority.hinder(host.authority, "the register cannot be reached", host.now, host.mint())
+    host.wait(7)
+    assert host.authority.run.last is not None
+    host.join("x", "y", "z")
+    assert [said.why for _, said in host.out.sends if isinstance(said, KeepWaiting)] == [
+        "the register cannot be reached"
+    ]
+    assert host.authority.run.phase is Phase.GATHERING
+
+
+def test_the_end_of_a_doubt_seals_with_the_policies_of_the_server() -> None:
+    """Rule 5: the policy is replaceable."""
+
+    def latest_first(candidates: Sequence[Candidate]) -> Ranking:
+        return Ranking(ranks.arrival(candidates).members[::-1])
+
+    policies = {**ranks.POLICIES, "mine": latest_first}
+    host = Host()
+    host.out = authority.hinder(host.authority, "in doubt", host.now, host.mint(), policies)
+    for node_id in "ab":
+        said = Joined(member(node_id), Bounds(2, 2), Settings(rank_policy="mine"))
+        host.out = authority.receive(host.authority, node_id, 1, said, host.now, host.mint(), policies)
+    host.out = authority.hinder(host.authority, "", host.now, host.mint(), policies)
+    assert {to: said.rank for to, said in host.out.sends if isinstance(said, Placed)} == {"b": 0, "a": 1}
 
 
 def test_a_closing_is_sent_to_everybody() -> None:
@@ -121,9 +229,8 @@ def test_a_connection_that_ends_is_a_loss_only_after_its_grace() -> None:
 
 def test_who_hung_up_while_the_authority_was_stalled_has_the_longer_time_to_come_back() -> None:
     host = hosting("a", "b", "c")
-    stalled = AwakeClock(looked=host.now, last_stall_s=10.0, woke=host.now)
-    host.out = authority.connection_ended(host.authority, "b", 1, host.now, stalled)
-    host.out = authority.connection_ended(host.out.authority, "c", 1, host.now, stalled)
+    for node_id in "bc":
+        host.out = authority.connection_ended(host.authority, node_id, 1, host.now, our_fault=True)
     host.wait(2, "a")
     assert not host.out.losses
     # It comes back on another connection, and whoever hangs up after that is lost as quickly as ever.
@@ -132,6 +239,14 @@ def test_who_hung_up_while_the_authority_was_stalled_has_the_longer_time_to_come
     assert not host.out.losses
     host.wait(20, "a", "c")
     assert [loss.node_id for loss in host.out.losses] == ["b"]
+    assert host.now == 5.0
+
+
+def test_one_node_that_hung_up_while_the_authority_was_stalled_has_that_time_too() -> None:
+    host = hosting("a", "b", "c")
+    host.out = authority.connection_ended(host.authority, "c", 1, host.now, our_fault=True)
+    host.wait(20, "a", "b")
+    assert [loss.node_id for loss in host.out.losses] == ["c"]
     assert host.now == 5.0
 
 
@@ -180,7 +295,7 @@ def test_an_administrator_can_close_a_run_or_give_up_a_node() -> None:
     host.wait(20, "a", "b")
     assert host.out.losses == ()
     host.out = authority.apply(host.authority, CloseAsked("the administrator"), host.now, host.mint())
-    assert host.out.durable
+    assert host.out.durability is Durability.SEAL_OR_CLOSE
 
 
 def test_an_authority_that_has_just_started_listens_first() -> None:
@@ -188,27 +303,28 @@ def test_an_authority_that_has_just_started_listens_first() -> None:
     assert Host(started_at=-7.0).authority.run.phase is Phase.GATHERING
 
 
-def test_members_of_a_record_are_presumed_to_be_there_until_they_fail_to_speak_up() -> None:
+def test_members_of_a_record_have_the_hold_to_speak_up_and_the_others_are_told_who_did_not() -> None:
+    """Rule 17f."""
     host = hosting("a", "b", "c")
-    record = codec.encode_run(host.authority.run, host.now)
-    host.now = 1000.0
-    host.out = Output(authority.restore(codec.decode_run(record, host.now), host.now))
-    assert host.authority.run.phase is Phase.SEALED
     host.hold("a", "b")
-    assert host.out.sends == ()
-    host.wait(60, "a", "b")
-    assert [loss.node_id for loss in host.out.losses] == ["c"]
+    host.take_over()
+    host.wait(6.9, "a", "b")
+    assert [type(said) for _, said in host.out.sends] == []
+    host.wait(0.1)
+    assert [(to, type(said)) for to, said in host.out.sends] == [("a", Broken), ("b", Broken)]
+    assert "only 2 of 3 ranks of round 1 still hold it" in host.out.why
     assert host.now == 1007.0
 
 
-def test_waiting_nodes_of_a_record_are_presumed_to_be_there_too() -> None:
-    host = Host()
-    host.join("a")
-    run = codec.decode_run(codec.encode_run(host.authority.run, host.now), host.now)
-    host.out = Output(authority.restore(run, host.now))
-    host.wait(60)
-    assert [loss.node_id for loss in host.out.losses] == ["a"]
-    assert host.authority.run.live == 0
+def test_a_rank_that_falls_silent_again_while_the_server_recovers_is_given_up() -> None:
+    host = hosting("a", "b", "c")
+    host.hold("a", "b", "c")
+    host.take_over()
+    host.hold("a", "b")
+    host.wait(5, "a")
+    assert [loss.node_id for loss in host.out.losses] == ["b"]
+    host.hold("c")
+    assert [(to, type(said)) for to, said in host.out.sends] == [("a", Broken), ("c", Broken)]
 
 
 def test_a_run_is_idle_when_nobody_is_in_it_or_near_it() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from rallypoint.core.changes import change
 from rallypoint.core.check import complaints
-from rallypoint.core.model import Claim, Waiter
+from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, Run, Waiter
 from rallypoint.core.table import Table
 from tests.core.stage import member, sealed
 
@@ -25,10 +28,27 @@ def test_the_pauses_are_those_of_the_paused_nodes() -> None:
     assert list(complaints(run)) == ["the pauses are not those of the paused nodes"]
 
 
-def test_claims_belong_to_recovery() -> None:
-    claim = Claim(member("a"), "inc", 1, "s1", 2, holds=True)
-    assert list(complaints(change(sealed(2).run, claims=Table.build([(0, claim)])))) == [
-        "claims belong to recovery, not to sealed"
+def test_ranks_that_were_heard_belong_to_recovery() -> None:
+    heard = HeardRank(member("a"), "inc", 1, "s1", 2, holds=True)
+    assert list(complaints(change(sealed(2).run, heard=Table.build([(0, heard)])))) == [
+        "ranks that were heard belong to recovery, not to sealed"
+    ]
+
+
+@pytest.mark.parametrize(
+    "known", [{"recorded": RecordedWorld(1, "s1", 2)}, {"predecessor": Predecessor("s1", (0,), 5.0)}]
+)
+def test_what_a_server_recovers_from_belongs_to_recovery(known: dict[str, Any]) -> None:
+    assert list(complaints(change(sealed(2).run, **known))) == [
+        "ranks that were heard belong to recovery, not to sealed"
+    ]
+
+
+def test_a_last_call_may_run_while_the_server_recovers() -> None:
+    run = change(Run(run_id="run"), phase=Phase.RECOVERING, hold_ends=7.0, last_call_ends=30.0)
+    assert list(complaints(run)) == []
+    assert list(complaints(change(run, regroup_ends=60.0))) == [
+        "members are awaited back while the phase is recovering"
     ]
 
 

@@ -14,9 +14,20 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from rallypoint.core import codec, recovery, transition
+from rallypoint.core import codec, record, recovery, transition
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
-from rallypoint.core.model import Bounds, Phase, Reason, Role, Run
+from rallypoint.core.model import (
+    Bounds,
+    EndedIncarnation,
+    Ending,
+    Phase,
+    Reason,
+    RecordedWorld,
+    Role,
+    Run,
+    Settings,
+    rank_bitmap,
+)
 from rallypoint.core.notices import Notice, Placed, Said, spell_out
 from rallypoint.errors import RendezvousStateError
 from tests.core.histories import History, histories
@@ -24,6 +35,21 @@ from tests.core.stage import Stage, member, sealed
 
 JOIN = Joined(member("a", address="10.0.0.1"), Bounds(2, 3))
 PLACED = Placed("inc", 1, "s1", 0, 2, "host:1")
+RECORD = record.Record(
+    run_id="run",
+    incarnation="inc",
+    epoch=7,
+    round=5,
+    write_id="w9",
+    bounds=Bounds(2, 12),
+    settings=Settings(last_call_s=3.0),
+    claim=record.Claim("c1", ("10.0.0.1", "fd00::1"), 29400, 5.0, "secret", (0, 4), 17),
+    world=RecordedWorld(5, "s5", 12, rank_bitmap((1, 9, 11)), 2, True, rank_bitmap((0, 10))),
+    closing=record.Outcome(Ending.FAILED, "enough"),
+    last=EndedIncarnation("before", Ending.SUCCEEDED, "all members have finished"),
+    met=6,
+)
+"""A record with everything in it that one can have."""
 
 
 def running() -> Run:
@@ -62,6 +88,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "state": decode_run,
     "message": codec.decode_message,
     "notice": codec.decode_notice,
+    "record": record.decode,
 }
 
 
@@ -92,22 +119,22 @@ def test_messages_and_notices_arrive_as_they_were_sent(history: History) -> None
 
 
 def known(run: Run, now: float) -> Any:
-    """All that a record says; when members were last told of newcomers means nothing before there are members."""
-    record = document(run, now)
+    """All that a document says; when members were last told of newcomers means nothing before there are members."""
+    written = document(run, now)
     if run.phase is not Phase.SEALED:
-        record["body"].pop("told_at", None)
-    return record
+        written["body"].pop("told_at", None)
+    return written
 
 
 @effort(max_examples=60)
 @given(histories(), st.sampled_from((0.0, 0.5, 1e6)))
-def test_a_run_from_a_record_goes_on_as_if_nothing_had_happened(history: History, later: float) -> None:
+def test_a_run_from_a_document_goes_on_as_if_nothing_had_happened(history: History, later: float) -> None:
     for i, moment in enumerate(history.moments):
         if moment.before.phase is Phase.RECOVERING:
             continue
-        record = codec.encode_run(moment.before, moment.now)
+        document = codec.encode_run(moment.before, moment.now)
         now = moment.now + later
-        run = codec.decode_run(record, now)
+        run = codec.decode_run(document, now)
         assert known(run, now) == known(moment.before, moment.now)
         due, due_then = transition.wake_at(moment.before, moment.now), transition.wake_at(run, now)
         assert (due is None) == (due_then is None)
@@ -115,6 +142,15 @@ def test_a_run_from_a_record_goes_on_as_if_nothing_had_happened(history: History
         step = transition.step(run, moment.event, now, str(i))
         assert (step.why, told(step.notices)) == (moment.step.why, told(moment.step.notices))
         assert known(step.run, now) == known(moment.step.run, moment.now)
+
+
+def test_a_document_keeps_how_the_incarnation_before_ended() -> None:
+    """Rule 17h: a member that missed the close is told of it."""
+    stage = sealed(2)
+    ended = EndedIncarnation(stage.run.incarnation, Ending.FAILED, "somebody closed it")
+    stage.close()
+    stage.wait(60)
+    assert codec.decode_run(codec.encode_run(stage.run, stage.now), 5.0).last == ended
 
 
 def test_a_run_that_is_being_recovered_is_not_written_down() -> None:
@@ -140,6 +176,7 @@ def test_fields_that_are_not_known_are_skipped() -> None:
     ):
         data = json.dumps(grown(json.loads(codec.encode_message(message)))).encode()
         assert codec.decode_message(data) == message
+    assert record.decode(json.dumps(grown(json.loads(record.encode(RECORD)))).encode()) == RECORD
 
 
 # Fuzz -----------------------------------------------------------------------------------------------------------------
@@ -148,6 +185,7 @@ GOOD = {
     "state": codec.encode_run(running(), 100.0),
     "message": codec.encode_message(JOIN),
     "notice": codec.encode_message(PLACED),
+    "record": record.encode(RECORD),
 }
 
 
@@ -267,6 +305,7 @@ def test_what_is_too_large_is_refused_before_it_is_read() -> None:
     assert "more than the 65536 that are allowed" in refusal(codec.decode_message, b" " * (codec.MESSAGE_LIMIT + 1))
     assert "more than the 65536 that are allowed" in refusal(codec.decode_notice, b" " * (codec.MESSAGE_LIMIT + 1))
     assert "that are allowed" in refusal(decode_run, bytes(codec.STATE_LIMIT + 1))
+    assert "more than the 524288 that are allowed" in refusal(record.decode, b" " * (record.LIMIT + 1))
 
 
 @pytest.mark.parametrize("version", [0, 2, 99])
@@ -381,7 +420,8 @@ def twins(body: Any) -> None:
         (running(), moved("queue", "returned"), "nodes came back to a world that is current"),
         (running(), put("active", []), "a current world has no member left"),
         (running(), put("last_call_ends", 5.0), "a call runs while the phase is sealed"),
-        (closed(), put("regroup_ends", 5.0), "a call runs while the phase is closed"),
+        (closed(), put("last_call_ends", 5.0), "a call runs while the phase is closed"),
+        (closed(), put("regroup_ends", 5.0), "members are awaited back while the phase is closed"),
         (broken(), drop("world", "active"), "nodes came back, but there was no world"),
         (founded(), put("gone_before", ["x"]), "there are members, but no world"),
         (founded(), put("world", {**WORLD, "members": []}), "the world has no members"),

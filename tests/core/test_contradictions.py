@@ -66,6 +66,13 @@ def test_a_world_without_an_incarnation_is_not_believed() -> None:
     assert "does not name" in stage.answer("a", Fenced).why
 
 
+def test_a_join_that_cannot_be_true_while_recovering_is_fenced_and_gets_no_place() -> None:
+    stage = restarted(1)
+    stage.join("a", seat=Seat(4, "s4", 2, 0), incarnation="old")
+    assert "a world of 2, where 1 are the most" in stage.answer("a", Fenced).why
+    assert stage.run.live == 0
+
+
 def test_one_node_does_not_have_two_ranks() -> None:
     stage = restarted(2)
     claim(stage, "a", 0, size=2)
@@ -184,7 +191,7 @@ def test_a_sentence_about_many_missing_ranks_looks_at_few() -> None:
     stage = restarted(100)
     for rank in range(70):
         claim(stage, f"n{rank}", rank, size=100)
-    assert "70 of 100 ranks of round 4 have spoken, missing: 30 nodes; at most" in stage.situation()
+    assert "70 of 100 ranks of round 4 were heard, missing: 30 nodes; at most" in stage.situation()
     stage.wait(HOLD_S)
     assert "only 70 of 100 ranks" in stage.why
 

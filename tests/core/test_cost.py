@@ -13,15 +13,28 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
+import msgspec
 import pytest
 
-from rallypoint.core import authority, liveness, recovery, transition
+from rallypoint.core import authority, liveness, record, recovery, transition
 from rallypoint.core.authority import Authority
 from rallypoint.core.changes import change
 from rallypoint.core.check import complaints
 from rallypoint.core.events import Announced, CloseAsked, Event, Joined, Left, Lost, Seat, Standing, TimePassed
 from rallypoint.core.liveness import Liveness
-from rallypoint.core.model import Bounds, Claim, Node, Phase, Reason, Run, Settings, Waiter
+from rallypoint.core.model import (
+    Bounds,
+    HeardRank,
+    Node,
+    Phase,
+    Predecessor,
+    Reason,
+    RecordedWorld,
+    Run,
+    Settings,
+    Waiter,
+    rank_bitmap,
+)
 from rallypoint.core.table import Table
 
 FEW, MANY = 100, 10_000
@@ -85,8 +98,30 @@ def recovering(count: int) -> Run:
     """Half of a world of so many has spoken to an authority that has just started."""
     first = transition.step(recovery.blank("run", NOW, NOW, 7.0), claim(count, 0), NOW, "mint").run
     spoken = range(0, count, 2)
-    claims = Table.build((i, Claim(node(i), "old", 3, "s3", count, holds=True)) for i in spoken)
-    return sound(change(first, claims=claims, ranks=Table.build((node(i).id, i) for i in spoken)))
+    heard = Table.build((i, HeardRank(node(i), "old", 3, "s3", count, holds=True)) for i in spoken)
+    return sound(change(first, heard=heard, ranks=Table.build((node(i).id, i) for i in spoken)))
+
+
+@cache
+def taking_over(count: int) -> Run:
+    """A server with a record of so many ranks: every fourth has finished, every other was heard, and some went with the
+    process that served before."""
+    world = RecordedWorld(3, "s3", count, rank_bitmap(range(3, count, 4)))
+    written = record.Record(
+        run_id="run",
+        incarnation="old",
+        epoch=1,
+        round=3,
+        write_id="w",
+        bounds=Bounds(2, count),
+        settings=SETTINGS,
+        world=world,
+    )
+    run = record.restored(written, NOW, 7.0, Predecessor("s3", (1, 5), NOW))
+    spoken = range(0, count, 2)
+    heard = {i: HeardRank(node(i), "old", 3, "s3", count, holds=True) for i in spoken}
+    known = Table.build([*run.heard.items(), *heard.items()])
+    return sound(change(run, heard=known, ranks=Table.build((node(i).id, i) for i in spoken)))
 
 
 @cache
@@ -189,6 +224,14 @@ EVENTS: dict[str, tuple[Callable[[int], Run], Callable[[Run, int], Event]]] = {
     "a member that is back is lost": (regrouping, lambda run, n: Lost(node(1).id, "silence")),
     "a member that is back announces itself": (regrouping, lambda run, n: announce(run, 1, Standing.WAITING)),
     "a rank speaks to a new authority": (recovering, lambda run, n: claim(n, 1)),
+    "a rank speaks to a server with a record": (taking_over, lambda run, n: claim(n, 9)),
+    "a finished rank speaks to a server with a record": (taking_over, lambda run, n: claim(n, 7)),
+    "a rank finishes before a server has recovered": (
+        taking_over,
+        lambda run, n: msgspec.structs.replace(claim(n, 2), standing=Standing.FINISHED),
+    ),
+    "a fresh node comes to a server with a record": (taking_over, join),
+    "the process that served before is given up": (taking_over, lambda run, n: TimePassed()),
     "a rank is lost to a new authority": (recovering, lambda run, n: Lost(node(2).id, "silence")),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.core.events import Left, Standing
-from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Role, Run
+from rallypoint.core.model import EndedIncarnation, Ending, OnGiveUp, Phase, Reason, Role, Run
 from rallypoint.core.notices import Broken, Refused, RunClosed
 from tests.core.stage import Stage, sealed
 
@@ -173,8 +173,30 @@ def test_a_fresh_node_founds_a_new_incarnation_once_the_old_ones_are_gone() -> N
 
 def test_a_tombstone_is_forgotten_after_its_time_but_not_the_round() -> None:
     stage = sealed(2, closed_ttl_s=60)
+    ended = EndedIncarnation(stage.run.incarnation, Ending.FAILED, "somebody closed it")
     stage.close()
     stage.wait(59.9)
     assert stage.phase is Phase.CLOSED
     stage.wait(0.1)
-    assert stage.run == Run(run_id="run", round=1)
+    assert stage.run == Run(run_id="run", round=1, last=ended)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_member_that_missed_the_close_is_told_of_it_by_the_next_incarnation(forgotten: bool) -> None:
+    """Rules 1 and 17h: it is told how its own incarnation ended, and is not fenced."""
+    stage = sealed(2)
+    seat, incarnation = stage.seat("a"), stage.run.incarnation
+    stage.close(why="enough", ending=Ending.SUCCEEDED)
+    if forgotten:
+        stage.wait(60)
+    else:
+        stage.lose("a", "b")
+    stage.join("c", "d")
+    assert stage.ranked == ["c", "d"]
+    before = stage.run
+    stage.announce("a", Standing.HOLDS, seat=seat, incarnation=incarnation)
+    assert stage.heard("a") == [RunClosed(incarnation, Ending.SUCCEEDED, "enough")]
+    assert stage.run is before
+    stage.join("a", seat=seat, incarnation=incarnation)
+    assert stage.heard("a") == [RunClosed(incarnation, Ending.SUCCEEDED, "enough")]
+    assert stage.run is before

@@ -257,3 +257,35 @@ def test_after_the_outage_grace_a_node_stops_trusting_its_world() -> None:
     assert (broken.state, broken.why) == (State.BROKEN, "the authority has been away for more than 300 s")
     assert node.num_nodes_waiting(broken, 310.0) == 1
     assert node.passed(broken, 400.0) is broken
+
+
+def test_a_node_that_was_itself_paused_distrusts_its_world_at_once() -> None:
+    """Rule 9: the others may have gone on without it."""
+    broken = node.paused(view(FIRST), 7.25)
+    assert (broken.state, broken.why) == (State.BROKEN, "this node itself was paused for 7.2 s")
+    assert node.num_nodes_waiting(broken, 0.0) == 1
+    said = node.announce(broken)
+    assert said is not None
+    assert said.standing is Standing.BROKEN
+
+
+def test_a_node_that_was_itself_paused_says_so_in_an_outage_too() -> None:
+    """Rules 6b and 9: otherwise nobody is counted in an outage."""
+    out = node.disconnected(node.paused(view(FIRST), 7.25), 10.0)
+    assert node.in_outage(out, 20.0)
+    assert node.num_nodes_waiting(out, 20.0) == 1
+    assert node.num_nodes_waiting(node.disconnected(in_state(State.BROKEN), 10.0), 20.0) == 0
+
+
+def test_a_pause_is_over_with_the_next_world() -> None:
+    again, _ = node.join(node.paused(view(FIRST), 7.25), 0.0, 60.0)
+    assert node.num_nodes_waiting(node.disconnected(again, 10.0), 20.0) == 0
+    held = node.hear(again, SECOND)
+    broken = node.hear(held, Broken("s2", "b was lost"))
+    assert node.num_nodes_waiting(node.disconnected(broken, 10.0), 20.0) == 0
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.HOLDS])
+def test_a_pause_means_nothing_to_a_node_that_holds_no_world(state: State) -> None:
+    before = in_state(state)
+    assert node.paused(before, 1e6) is before

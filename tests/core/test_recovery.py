@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.core import recovery, transition
 from rallypoint.core.events import Announced, Joined, Left, Seat, Standing
-from rallypoint.core.model import Bounds, Ending, Phase, Reason, Role
+from rallypoint.core.model import Bounds, Ending, Phase, Reason, Role, Settings
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
 from tests.core.stage import Stage, member
 
@@ -66,10 +66,57 @@ def test_when_the_hold_ends_and_nobody_spoke_of_a_world_the_run_starts_anew() ->
     assert "standing by" in stage.answer("s", StandBy).why
     stage.wait(HOLD_S)
     assert "the run starts anew" in stage.why
-    assert "the last call ends in 30.0 s" in stage.situation()
+    assert list(stage.run.spares) == ["s"]
     stage.join("c")
     assert stage.ranked == ["a", "b", "c"]
     assert stage.world.round == 1
+
+
+def test_the_last_call_runs_together_with_the_hold_and_the_wait_says_how_many_are_here() -> None:
+    """Rule 14: it does not begin after it."""
+    stage = restarted(2, 3, last_call_s=30)
+    stage.join("a")
+    assert stage.run.last_call_ends is None
+    stage.wait(2)
+    stage.join("b")
+    assert stage.answer("b", KeepWaiting).why == (
+        "2 of 2:3 nodes are here (a, b); the authority has just started and listens for nodes of an earlier life, "
+        "at most 5.0 s more"
+    )
+    stage.wait(5)
+    assert stage.situation() == "2 of at most 3 nodes are here (a, b); the last call ends in 25.0 s"
+    stage.wait(25)
+    assert stage.ranked == ["a", "b"]
+
+
+def test_a_last_call_that_ended_before_the_hold_lets_the_round_be_sealed_with_its_end() -> None:
+    stage = restarted(2, 3, last_call_s=5)
+    stage.join("a", "b")
+    stage.wait(5)
+    assert stage.phase is Phase.RECOVERING
+    stage.wait(2)
+    assert stage.ranked == ["a", "b"]
+
+
+def test_a_last_call_is_cancelled_by_falling_below_min_during_the_hold_too() -> None:
+    stage = restarted(2, 3, last_call_s=5)
+    stage.join("a", "b")
+    stage.lose("b")
+    assert stage.run.last_call_ends is None
+    stage.wait(HOLD_S)
+    assert stage.phase is Phase.GATHERING
+    assert stage.situation() == "1 of at least 2 nodes are here (a); 1 more must come"
+
+
+def test_the_last_call_is_not_that_of_a_founder_who_is_gone_when_the_hold_ends() -> None:
+    """Rule 4: whoever is here founds the run, and its own settings make the last call."""
+    stage = restarted(1, 3, last_call_s=0.0)
+    stage.join("a")
+    stage.settings = Settings(last_call_s=30.0)
+    stage.join("b")
+    stage.lose("a")
+    stage.wait(HOLD_S)
+    assert stage.phase is Phase.GATHERING
 
 
 def test_when_the_hold_ends_and_nobody_spoke_at_all_nothing_is_said() -> None:
@@ -94,6 +141,26 @@ def test_max_nodes_do_not_skip_the_hold_if_one_has_heard_of_a_round() -> None:
     assert stage.world.round == 10
 
 
+def test_nodes_that_ask_for_other_bounds_do_not_skip_the_hold() -> None:
+    """Rule 14: they can never be in one world, and the members of a live one must not be fenced for them."""
+    stage = restarted(2)
+    stage.join("x")
+    stage.bounds = Bounds(2, 3)
+    stage.join("y")
+    assert stage.phase is Phase.RECOVERING
+    for rank, node_id in enumerate("abc"):
+        claim(stage, node_id, rank)
+    assert stage.ranked == ["a", "b", "c"]
+
+
+def test_nodes_with_addresses_of_another_kind_do_not_skip_the_hold() -> None:
+    """Rule 14: one of them will be refused by rule 2, and the members of a live world must not be fenced for them."""
+    stage = restarted(2)
+    stage.join("x", address="127.0.0.1")
+    stage.join("y", address="10.0.0.1")
+    assert stage.phase is Phase.RECOVERING
+
+
 # The highest world ----------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +168,7 @@ def test_a_world_that_every_rank_still_holds_goes_on_and_nobody_is_disturbed() -
     stage = restarted(2, 3)
     claim(stage, "a", 0)
     claim(stage, "c", 2)
-    assert "2 of 3 ranks of round 4 have spoken, missing: rank 1; at most 7.0 s more" in stage.situation()
+    assert "2 of 3 ranks of round 4 were heard, missing: rank 1; at most 7.0 s more" in stage.situation()
     claim(stage, "b", 1)
     assert stage.ranked == ["a", "b", "c"]
     assert (stage.world.incarnation, stage.world.round, stage.world.seal_id) == ("old", 4, "s4")
@@ -133,7 +200,7 @@ def test_one_rank_that_knows_of_the_break_suffices_once_all_have_spoken() -> Non
     stage = restarted(2, 3)
     claim(stage, "a", 0, Standing.BROKEN)
     claim(stage, "b", 1)
-    assert len(stage.run.claims) == 2
+    assert len(stage.run.heard) == 2
     claim(stage, "c", 2)
     assert stage.phase is Phase.GATHERING
     assert {to for to, _ in stage.sends} >= {"b", "c"}
@@ -238,7 +305,7 @@ def test_a_rank_that_is_lost_while_the_authority_listens_has_spoken_and_is_out()
     claim(stage, "a", 0)
     claim(stage, "b", 1)
     stage.lose("b")
-    assert len(stage.run.claims) == 2
+    assert len(stage.run.heard) == 2
     claim(stage, "c", 2)
     assert stage.phase is Phase.GATHERING
     assert {to for to, _ in stage.sends} == {"a", "c"}
@@ -299,30 +366,116 @@ def test_a_run_can_be_closed_while_the_authority_listens(claims: int) -> None:
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_to_speak_sets_the_bounds_and_who_disagrees_is_refused() -> None:
+def test_the_first_to_come_sets_the_bounds_and_who_disagrees_is_refused_when_the_hold_is_over() -> None:
+    """Rules 1 and 17f: nobody is refused for bounds during a hold."""
+    stage = restarted(2, 4)
+    stage.join("a")
+    stage.bounds = Bounds(1, 1)
+    stage.join("b")
+    stage.answer("b", KeepWaiting)
+    stage.announce("b", Standing.WAITING)
+    stage.answer("b", KeepWaiting)
+    stage.bounds = Bounds(2, 4)
+    stage.join("c")
+    stage.wait(HOLD_S)
+    assert [to for to, _ in stage.sends] == ["b"]
+    assert "b asks for 1 node, but run 'run' was founded for 2:4 nodes" in stage.answer("b", Refused).why
+    assert list(stage.run.queue) == ["a", "c"]
+
+
+def test_the_bounds_are_those_of_the_first_who_is_still_here_when_the_hold_is_over() -> None:
+    """Rule 1: nothing was sealed, and the founder is gone."""
     stage = restarted(2, 3)
     stage.join("a")
     stage.bounds = Bounds(1, 1)
     stage.join("b")
-    assert "b asks for 1 node" in stage.answer("b", Refused).why
-    stage.announce("b", Standing.WAITING)
-    stage.answer("b", Refused)
-    assert list(stage.run.queue) == ["a"]
+    stage.lose("a")
+    stage.wait(HOLD_S)
+    assert stage.ranked == ["b"]
+    assert stage.run.bounds == Bounds(1, 1)
+
+
+def test_what_a_node_asked_for_last_counts_when_the_hold_is_over() -> None:
+    stage = restarted(2, 3)
+    stage.join("a")
+    stage.bounds = Bounds(1, 1)
+    stage.join("b")
+    stage.bounds = Bounds(2, 3)
+    stage.join("b")
+    assert "b asked again" in stage.why
+    stage.wait(HOLD_S)
+    assert list(stage.run.queue) == ["a", "b"]
 
 
 def test_the_first_who_was_in_a_world_corrects_the_bounds() -> None:
     stage = restarted(1)
-    stage.bounds = Bounds(2, 2)
+    stage.bounds = Bounds(3, 3)
     stage.join("wrong")
     stage.take(Joined(member("also-wrong", role=Role.SPARE), stage.bounds))
     stage.bounds = Bounds(2, 3)
+    stage.join("right")
     claim(stage, "a", 0)
+    assert stage.run.bounds == Bounds(2, 3)
+    assert stage.sends == []
+    stage.wait(HOLD_S)
     for name in ("wrong", "also-wrong"):
         assert "was founded for 2:3 nodes" in stage.answer(name, Refused).why
-    assert stage.run.bounds == Bounds(2, 3)
+    assert (list(stage.run.queue), list(stage.run.spares)) == (["right"], [])
+
+
+def test_an_announced_world_with_an_unknown_rank_policy_regroups_by_the_usual_one() -> None:
+    """Rule 15: the earlier server had a policy of its own, and a request of ours must not raise for it."""
+    stage = restarted(2, 3)
+    stage.join("x")
+    stage.settings = Settings(rank_policy="fastest")
+    claim(stage, "a", 0)
+    claim(stage, "b", 1)
+    stage.wait(HOLD_S)
+    stage.join_again("a", "b")
+    assert stage.ranked == ["a", "b", "x"]
+    assert "there is no rank policy 'fastest' here: 'sticky' is used" in stage.why
+
+
+def test_a_waiter_of_an_older_incarnation_founds_with_an_unknown_rank_policy_and_the_usual_one_is_used() -> None:
+    """Rule 15: it has a seat, so that its settings are checked by nobody before it is the founder."""
+    stage = restarted(1, 3)
+    stage.join("x")
+    stage.settings = Settings(rank_policy="fastest", last_call_s=0.0)
+    claim(stage, "a", 0, Standing.WAITING)
+    claim(stage, "b", 0, round_=5, incarnation="newer")
+    stage.lose("b", "x")
+    stage.wait(HOLD_S)
+    assert (stage.ranked, stage.run.settings.rank_policy) == (["a"], "fastest")
+    assert "there is no rank policy 'fastest' here: 'sticky' is used" in stage.why
+
+
+@pytest.mark.parametrize("kinds", [("127.0.0.1", "10.0.0.1"), ("10.0.0.1", "127.0.0.1")])
+@pytest.mark.parametrize("role", Role)
+def test_loopback_does_not_mix_with_other_addresses_among_those_who_waited_through_the_hold(
+    kinds: tuple[str, str], role: Role
+) -> None:
+    """Rule 2: the first to come counts, and one that gives no address mixes with all."""
+    stage = restarted(2, 9)
+    stage.join("x")
+    stage.join("a", address=kinds[0])
+    stage.join("b", address=kinds[1], role=role)
+    stage.join("c", address=kinds[0])
+    stage.join("y")
+    assert "the authority has just started" in stage.situation()
+    stage.wait(HOLD_S)
+    assert [to for to, _ in stage.sends] == ["b"]
+    assert f"b gives its address as {kinds[1]} and a as {kinds[0]}" in stage.answer("b", Refused).why
+    assert (list(stage.run.queue), list(stage.run.spares)) == (["a", "c", "x", "y"], [])
+
+
+def test_a_rank_is_heard_whatever_bounds_it_asks_for() -> None:
+    """Rule 17f: a world does not break because one of its members was started with another number."""
+    stage = restarted(2, 3)
+    claim(stage, "a", 0)
     claim(stage, "b", 1, bounds=Bounds(3, 3))
-    stage.answer("b", Refused)
-    assert len(stage.run.claims) == 1
+    claim(stage, "c", 2)
+    assert stage.ranked == ["a", "b", "c"]
+    assert stage.run.bounds == Bounds(2, 3)
 
 
 def test_a_standing_in_a_world_that_is_not_named_means_nothing() -> None:

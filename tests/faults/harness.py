@@ -154,9 +154,12 @@ class Actor:
 class Server(Actor):
     """A standalone server."""
 
-    def __init__(self, port: int, hold_s: float, state: Path | None, open_files: int) -> None:
+    def __init__(
+        self, port: int, hold_s: float, state: Path | None, open_files: int, before: Sequence[str] = ()
+    ) -> None:
         arguments = ["--port", str(port), "--hold", str(hold_s), *(["--state", str(state)] if state else [])]
-        before = ["prlimit", f"--nofile={open_files}:{open_files}"] if open_files else []
+        if open_files:
+            before = [*before, "prlimit", f"--nofile={open_files}:{open_files}"]
         super().__init__("tests.faults.serve", *arguments, before=before)
         self.port = port
 
@@ -172,11 +175,15 @@ class Node(Actor):
         super().__init__("tests.faults.node", before=before)
         self.name = name
 
-    def join(self, endpoint: str, nodes: str | int, run: str = "run", **options: Any) -> None:
+    def join(self, endpoint: str, nodes: str | int, run: str = "run", *, do: str = "join", **options: Any) -> None:
         """Join; unless told otherwise, without ever hosting the server itself."""
         given = {"node_name": self.name, "is_host": False, **FAST, **options}
         given = {name: value for name, value in given.items() if value is not None}
-        self.order("join", endpoint=endpoint, run=run, nodes=str(nodes), options=given)
+        self.order(do, endpoint=endpoint, run=run, nodes=str(nodes), options=given)
+
+    def join_second(self, endpoint: str, nodes: str | int, **options: Any) -> None:
+        """Join with another node of the same process."""
+        self.join(endpoint, nodes, do="join_second", **{"node_name": f"second-{self.name}", **options})
 
     def ask(self, do: str, answer: str, **arguments: Any) -> Event:
         self.order(do, **arguments)
@@ -206,8 +213,16 @@ class Stage:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
 
-    def server(self, *, port: int = 0, hold_s: float = 0.0, state: Path | None = None, open_files: int = 0) -> Server:
-        server = Server(port, hold_s, state, open_files)
+    def server(
+        self,
+        *,
+        port: int = 0,
+        hold_s: float = 0.0,
+        state: Path | None = None,
+        open_files: int = 0,
+        before: Sequence[str] = (),
+    ) -> Server:
+        server = Server(port, hold_s, state, open_files, before)
         self.actors.append(server)
         server.port = int(server.expect("serving")["port"])
         return server

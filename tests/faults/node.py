@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import rallypoint
+from rallypoint.client.link import Link
 from rallypoint.elastic.place import Place
+from rallypoint.protocol import AskHeard
 from rallypoint.stores.errors import StoreError
 from tests.faults.wire import PATIENCE_S, Wire
 
@@ -28,9 +30,12 @@ def say(event: str, **details: Any) -> None:
 class Puppet:
     """Does what it is told: each method is a command."""
 
+    event = "placed"
+
     def __init__(self) -> None:
         self.place: Place | None = None
         self.kept: list[Any] = []
+        self.second: SecondPuppet | None = None
 
     def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
         self.placed(rallypoint.join(endpoint, run=run, nodes=nodes, **options))
@@ -41,8 +46,13 @@ class Puppet:
     def placed(self, place: Place) -> None:
         self.place = place
         fence, store = place.fence, f"{place.store.host}:{place.store.port}"
-        say("placed", rank=place.rank, size=place.world_size, round=place.round, fence=fence, store=store)
+        say(self.event, rank=place.rank, size=place.world_size, round=place.round, fence=fence, store=store)
         threading.Thread(target=self.watch, args=(place, fence), daemon=True).start()
+
+    def join_second(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
+        """Join with another node of this process."""
+        self.second = SecondPuppet()
+        self.second.join(endpoint, run, nodes, options)
 
     def watch(self, place: Place, fence: str) -> None:
         place.changed.wait()
@@ -50,7 +60,8 @@ class Puppet:
 
     def waiting(self) -> None:
         member = self.here()._member
-        say("waiting", count=member.waiting(), closed=member.is_closed(), connected=member.link.is_connected)
+        outage = member.view.out_since is not None
+        say("waiting", count=member.waiting(), closed=member.is_closed(), outage=outage)
 
     def peers(self) -> None:
         say("peers", peers=[[peer.rank, peer.name, peer.address] for peer in self.here().peers()])
@@ -79,7 +90,10 @@ class Puppet:
     def reach(self) -> None:
         """Put a question to the authority, which waits for a connection, and say where the node stands then."""
         member = self.here()._member
-        assert member.link.is_heard(time.monotonic() + PATIENCE_S), "the authority was not reached"
+        assert isinstance(member.link, Link)
+        deadline = time.monotonic() + PATIENCE_S
+        while not member.link.ask(AskHeard, deadline - time.monotonic()).number:
+            pass  # the connection ended before the answer came
         say("reached", round=self.here().round, state=member.view.state.value)
 
     def clock(self) -> None:
@@ -117,6 +131,15 @@ class Puppet:
         if self.place is None:
             raise RuntimeError("join first")
         return self.place
+
+
+class SecondPuppet(Puppet):
+    """Another node of the same process; of its changes nobody hears."""
+
+    event = "second placed"
+
+    def watch(self, place: Place, fence: str) -> None:
+        """Nobody listens."""
 
 
 def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:

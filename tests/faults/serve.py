@@ -10,7 +10,7 @@ from typing import Any
 
 from rallypoint import events
 from rallypoint.server import recording
-from rallypoint.server.coordinator import Happening
+from rallypoint.server.effects import Happening
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import listen
 from rallypoint.server.state_file import StateFile
@@ -33,7 +33,7 @@ async def serve(options: argparse.Namespace) -> None:
     port = listener.getsockname()[1]
     state = StateFile(Path(options.state)) if options.state else None
     service = Service(state=state, tell=tell)
-    service.coordinator.runs.hold_s = options.hold
+    service.coordinator.runs.fixed_hold_s = options.hold
     await service.start(listener)
     say("serving", port=port)
     await asyncio.Event().wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from functools import partial
 
 import pytest
@@ -38,6 +39,36 @@ def test_the_first_process_at_an_endpoint_of_this_machine_serves_it(stage: Stage
         node.order("finish")
     for node in nodes:
         assert node.expect("left")["done"]
+
+
+def test_the_hold_and_the_last_call_run_together(stage: Stage) -> None:
+    hold_s = last_call_s = 5.0
+    alone = stage.node("alone")
+    began = time.monotonic()
+    server = stage.server(hold_s=hold_s)
+    alone.join(server.endpoint, "1:2", last_call_timeout=last_call_s)
+    server.expect("happened", live=1)
+    with Wire("127.0.0.1", server.port) as visitor:
+        visitor.hello()
+        status = visitor.ask(protocol.Status, lambda number: protocol.AskStatus(number, "run"))
+    assert status.run is not None
+    assert re.fullmatch(
+        r"1 of 1:2 nodes is here \(alone\); the authority has just started and listens for nodes of an earlier life, "
+        r"at most \d\.\d s more",
+        status.run.situation,
+    )
+    assert alone.placed(round=1)["size"] == 1
+    assert last_call_s <= time.monotonic() - began < hold_s + last_call_s
+
+
+def test_the_hold_of_a_server_is_that_of_the_run(stage: Stage) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    alone = stage.node("alone")
+    # One time-out, and the largest pause between two attempts to connect, which is half of it here.
+    alone.join(endpoint, "1:2", is_host=None, heartbeat_timeout=2.0, last_call_timeout=0.0, join_timeout=1.0)
+    assert re.search(
+        r"1 of 1:2 nodes is here \(alone\); .*, at most [12]\.\d s more$", alone.failed("RendezvousTimeoutError")
+    )
 
 
 def test_a_late_node_is_admitted_when_the_members_regroup(stage: Stage) -> None:

@@ -103,21 +103,6 @@ def test_a_run_that_was_closed_stays_closed_when_the_server_is_restarted(
         assert "is closed as failed" in node.failed("RendezvousClosedError")
 
 
-def test_a_record_tells_even_the_first_that_asks_that_the_run_is_closed(stage: Stage, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    server = stage.server(state=state)
-    a, b = _world(stage, server, "a", "b", nodes="2")
-    late = stage.node("late")
-    a.ask("close", "closed")
-    server.kill()
-    # Nobody of the run can speak before the late one does.
-    a.pause()
-    b.pause()
-    server = stage.server(port=server.port, hold_s=HOLD_S, state=state)
-    late.join(server.endpoint, 2)
-    assert "is closed as failed" in late.failed("RendezvousClosedError")
-
-
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
 def test_a_fresh_node_that_reaches_a_restarted_server_first_displaces_nobody(
     stage: Stage, tmp_path: Path, keeps_state: bool
@@ -272,3 +257,29 @@ def test_two_servers_cannot_share_a_state_file(stage: Stage, tmp_path: Path) -> 
     stage.server(state=tmp_path / "state")
     with pytest.raises(AssertionError, match="is in use by another server"):
         stage.server(state=tmp_path / "state")
+
+
+def test_a_node_that_was_paused_distrusts_its_world_though_the_server_is_away(stage: Stage) -> None:
+    server = stage.server()
+    nodes = stage.nodes("a", "b", "c")
+    for node in nodes:
+        node.join(server.endpoint, "2:3", heartbeat_timeout=2.0)
+    a, b, c = by_rank(nodes)
+    server.pause()
+    b.pause()
+    # More than a time-out goes by; to the others it is a mere outage.
+    for node in (a, c):
+        node.order("bide", seconds=3.0)
+    for node in (a, c):
+        assert not node.expect("bided")["news"]
+    b.resume()
+    assert b.changed()["why"].startswith("this node itself was paused for ")
+    assert b.ask("outage", "outage", seconds=0.5)["still"]
+    for node, waiting in ((a, 0), (b, 1), (c, 0)):
+        assert node.waiting() == waiting
+    server.resume()
+    for node in (a, c):
+        node.changed()
+    for node in nodes:
+        node.again()
+    by_rank(nodes, round=2)

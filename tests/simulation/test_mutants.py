@@ -24,7 +24,7 @@ SEEDS = 2000
 
 @dataclass(frozen=True)
 class Mutant:
-    """A rule, and the change to a file of the core that breaks it."""
+    """A rule, and the change to a file of the package that breaks it."""
 
     name: str
     file: str
@@ -35,81 +35,177 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "no seal id check: a node takes every notice for its own",
-        "node.py",
+        "core/node.py",
         "if view.world is None or said.seal_id != view.world.seal_id:",
         "if view.world is None:",
     ),
     Mutant(
         "no seal id check: every join of a member withdraws it",
-        "joining.py",
+        "core/joining.py",
         "if said.seat is None or said.seat.seal_id != world.seal_id:",
         "if False:",
     ),
     Mutant(
         "no fencing: who was given up never learns it",
-        "joining.py",
+        "core/joining.py",
         "tell(node.id, Fenced(seat.seal_id, why)), why)",
         "(), why)",
     ),
     Mutant(
         "no fencing: an announcement of a lost world is let pass",
-        "transition.py",
+        "core/transition.py",
         "return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)\n    if world.seal_id",
         "return Step(run)\n    if world.seal_id",
     ),
     Mutant(
         "recovery without the hold",
-        "recovery.py",
+        "core/recovery.py",
         "if now >= run.hold_ends:\n        return True",
         "return True",
     ),
     Mutant(
         "a late end of an old connection is honoured",
-        "liveness.py",
+        "core/liveness.py",
         "if known is None or connection != known.connection or known.ended is not None:",
         "if known is None or known.ended is not None:",
     ),
     Mutant(
         "a spare counts as waiting",
-        "transition.py",
+        "core/transition.py",
         "return min(len(run.queue), run.bounds.max - world.size)",
         "return min(len(run.queue) + len(run.spares), run.bounds.max - world.size)",
     ),
     Mutant(
         "an early finisher breaks the world",
-        "leaving.py",
+        "core/leaving.py",
         "if reason is Reason.FINISHED and ours and node_id in run.active:",
         "if False:",
     ),
     Mutant(
         "closed is not sticky: a node's word for it is ignored",
-        "transition.py",
+        "core/transition.py",
         "    if run.phase is Phase.RECOVERING:\n        return recovery.closed_before(run, said, now, mint)",
         "    if run.phase is Phase.RECOVERING:\n        return Step(run)",
     ),
     Mutant(
         "a round number is used again",
-        "seal.py",
+        "core/seal.py",
         "World(run.incarnation, run.round + 1,",
         "World(run.incarnation, max(run.round, 1),",
     ),
     Mutant(
         "a stall of the authority counts as silence of the nodes",
-        "clock.py",
+        "core/clock.py",
         "if gap <= 2 * LOOK_S:",
         "if True:",
     ),
     Mutant(
         "a node goes back to an older world",
-        "node.py",
+        "core/node.py",
         "said.incarnation != view.incarnation or said.round <= view.world.round",
         "False",
     ),
     Mutant(
         "a lost count of newcomers is never repeated",
-        "transition.py",
+        "core/transition.py",
         "if said.waiting != run.told_waiting:",
         "if False:",
+    ),
+    Mutant(
+        "tell before record",
+        "server/runs.py",
+        "                hosted.withheld.append(turn)\n",
+        "                hosted.withheld.append(turn)\n                yield turn\n",
+    ),
+    Mutant(
+        "two seals in one write",
+        "server/runs.py",
+        "                if output.durability is Durability.SEAL_OR_CLOSE:\n                    break\n",
+        "",
+    ),
+    Mutant(
+        "a guard that does not change with the claim",
+        "location/registers/memory.py",
+        "if token != (None if self._value is None else self._version):\n                return None",
+        "if (token is None) != (self._value is None):\n                return None",
+    ),
+    Mutant(
+        "an unguarded removal of a claim",
+        "location/registers/memory.py",
+        "if token != (None if self._value is None else self._version):\n                return None",
+        "if token != (None if self._value is None else self._version) and b'\"claim\"' in value:\n                return None",
+    ),
+    Mutant(
+        "a lease as proof",
+        "location/serving.py",
+        "        if shown.epoch > self.record.epoch and not ours:\n            return True\n",
+        "        if shown.epoch > self.record.epoch and not ours:\n            return not self._has_lease\n",
+    ),
+    Mutant(
+        "a finish unrecorded",
+        "core/leaving.py",
+        "told_of = Step(run, (), told, Durability.FINISH)",
+        "told_of = Step(run, (), told)",
+    ),
+    Mutant(
+        "a lower epoch accepted",
+        "client/session.py",
+        "is_lower = serving.incarnation == known.incarnation and 0 < serving.epoch < known.epoch",
+        "is_lower = False",
+    ),
+    Mutant(
+        "the hold counted from process start",
+        "location/election.py",
+        "restored(record, now, hold_s, predecessor)",
+        "restored(record, 0.0, hold_s, predecessor)",
+    ),
+    Mutant(
+        "an acknowledgement that overtakes",
+        "server/coordinator.py",
+        "self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)",
+        "self._send(caller, protocol.frame(protocol.Done(ask.number, True)), effects)",
+    ),
+    Mutant(
+        "staleness by the reader's own settings",
+        "location/staleness.py",
+        "stale = started - watched.resting_since > claim.rest_s",
+        "stale = started - watched.resting_since > 1.0",
+    ),
+    Mutant(
+        "a leaver that claims after its acknowledgement",
+        "location/election.py",
+        "if candidate.leaving and not candidate.delivers:",
+        "if False:",
+    ),
+    Mutant(
+        "a wrong secret as final",
+        "server/coordinator.py",
+        '"another server was meant: the proof does not fit this claim", effects)',
+        '"another server was meant: the proof does not fit this claim", effects, final=True)',
+    ),
+    Mutant(
+        "how the last incarnation ended is dropped",
+        "location/claiming.py",
+        'incarnation, last = "", EndedIncarnation(record.incarnation, outcome.ending, outcome.why)',
+        'incarnation, last = "", None',
+    ),
+    Mutant(
+        "a paused server goes on before it knows that its claim stands",
+        "server/coordinator.py",
+        "            self.runs.suspend(now)\n",
+        "",
+    ),
+    Mutant(
+        "an older server takes over from one that has gone on",
+        "location/serving.py",
+        "if shown.round > self.record.round and not ours:",
+        "if False:",
+    ),
+    Mutant(
+        "the end of an incarnation is told before it is recorded",
+        "core/recovery.py",
+        "return msgspec.structs.replace(anew, durability=Durability.SEAL_OR_CLOSE)",
+        "return anew",
     ),
 ]
 
@@ -123,7 +219,7 @@ RARE = {"a lost count of newcomers is never repeated"}
     [pytest.param(m, id=m.name, marks=[pytest.mark.soak] if m.name in RARE else []) for m in MUTANTS],
 )
 def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
-    file = _copy(tmp_path) / "core" / mutant.file
+    file = _copy(tmp_path) / mutant.file
     text = file.read_text(encoding="utf-8")
     assert text.count(mutant.text) == 1, f"{mutant.file} no longer says {mutant.text!r} once: mend this mutant"
     file.write_text(text.replace(mutant.text, mutant.instead), encoding="utf-8")

@@ -26,12 +26,21 @@ class _Process:
 _process = _Process()
 
 
+def _this_process() -> _Process:
+    global _process  # noqa: PLW0603  # it is the process that it speaks of
+    if _process.pid != os.getpid():
+        _process = _Process()
+    return _process
+
+
+def process_token() -> str:
+    """A text that the nodes of this process share with its server, and with nobody else."""
+    return _this_process().token
+
+
 def mint_id(name: str) -> str:
     """An identity that nobody else has."""
-    global _process  # noqa: PLW0603  # it is the process that it speaks of
-    process = _process
-    if process.pid != os.getpid():
-        process = _process = _Process()
+    process = _this_process()
     # Copies of a machine that was stopped and started again have the same memory, and must differ as well.
     return f"{name}.{process.token}{_BEFORE_NUMBER}{next(process.numbers)}{secrets.randbelow(10**6):06d}"
 

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 
@@ -21,8 +22,8 @@ import msgspec
 from rallypoint import protocol
 from rallypoint.client.background import background
 from rallypoint.client.link_port import Prepare, differs
+from rallypoint.client.locator import Locator, Target
 from rallypoint.client.session import Session
-from rallypoint.core.events import CloseAsked
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
@@ -39,28 +40,19 @@ ASK_S = 1.0
 class Link:
     """One node's connection to one run.  Methods may be called from any thread."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        session: Session,
-        *,
-        prepare: Prepare,
-        reborn: Callable[[Node], Node],
-        find_server: Callable[[], bool] | None = None,
-    ) -> None:
-        self.host = host
-        self.port = port
+    def __init__(self, locator: Locator, session: Session, *, prepare: Prepare, reborn: Callable[[Node], Node]) -> None:
+        self._locator = locator
+        self._target: Target | None = None
         self.changed = threading.Condition()
         self.trouble = "no connection was tried yet"
         self.tried: list[str] = []
         self._session = session
         self._prepare = prepare
         self._reborn = reborn
-        self._find_server = find_server
         self._background = background()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_leaving = asyncio.Event()
         self._gave_up = ""
         self._closed = False
 
@@ -85,11 +77,6 @@ class Link:
         return self._session.welcomed
 
     @property
-    def keeps_words(self) -> bool:
-        """It does not: what a server is told when it is back is where the node stands (rule 14)."""
-        return False
-
-    @property
     def refusal(self) -> str | None:
         """Why the authority will not have this node at all; None while there is hope.
 
@@ -105,26 +92,17 @@ class Link:
 
     def leave(self, reason: Reason, why: str = "") -> None:
         """Leave for good; the connection stays until `close`."""
-        self._order(lambda: self._do(lambda: self._send(self._session.leave(reason, why))))
+        self._background.run(self._leave(reason, why))
 
     def ask_to_close(self) -> bool:
-        """Ask the authority to close the run; False where there is no connection."""
-        if not self._session.connected:
-            return False
-        wish = CloseAsked(by=self.view.node.id, incarnation=self.view.incarnation)
-        self._order(lambda: self._send(protocol.frame(wish)))
+        """Ask the authority to close the run; it is asked until it has answered, and then told by `is_heard`."""
+        self._background.run(self._ask_to_close())
         return True
 
     def is_heard(self, deadline: float) -> bool:
-        """Wait until the authority has heard all that was said up to now; False where it does not in time."""
-        while (left_s := deadline - time.monotonic()) > 0 and self.refusal is None:
-            try:
-                answer = self.ask(partial(_ask_peers, "", 0), left_s)
-            except RendezvousConnectionError:
-                return False
-            if answer.number:
-                return True
-        return False
+        """Wait until the authority has acknowledged what must not be lost: a leave, a close; False where it does not."""
+        self.wait(lambda _: self._session.is_heard or self.refusal is not None, deadline)
+        return self._session.is_heard
 
     def peers(self, placed: Placed, timeout_s: float) -> Iterator[Peer]:
         """The members of a world in the order of their ranks, page by page."""
@@ -171,9 +149,9 @@ class Link:
         self._order(self._end)
 
     def where(self) -> str:
-        """The endpoint, with the addresses that it was found at."""
-        found = f" ({', '.join(self.tried)})" if self.tried and self.tried != [self.host] else ""
-        return f"{self.host}:{self.port}{found}"
+        """Where the server is looked for, with the addresses that a name was found at."""
+        found = f" ({', '.join(self.tried)})" if self.tried else ""
+        return f"{self._locator.where()}{found}"
 
     # On the loop --------------------------------------------------------------------------------------------------
 
@@ -196,6 +174,13 @@ class Link:
         except ValueError as exc:
             log.debug("not joined: %s", exc)
         self._start()
+
+    async def _leave(self, reason: Reason, why: str) -> None:
+        self._do(lambda: self._send(self._session.leave(reason, why)))
+        self._is_leaving.set()
+
+    async def _ask_to_close(self) -> None:
+        self._do(lambda: self._send(self._session.close_run()))
 
     def _ask(self, ask: Callable[[int], protocol.Ask], answer: Callable[[protocol.Answer], None]) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -232,27 +217,37 @@ class Link:
                     welcomed = await line.ended
                     pause = FIRST_RETRY_S if welcomed and self._turned_away is None else pause
                     if self._gave_up and not welcomed and not self.view.incarnation:
-                        self.trouble += await _what_answers(self.host, self.port)
+                        self.trouble += await _what_answers(self._target) if self._target is not None else ""
                 except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
                     self._failed(exc)
-                await asyncio.sleep(random.uniform(pause / 2, pause))
-                # Who pauses for longer than it is waited for would be lost with every outage.
-                settings = self.view.settings
-                pause = min(pause * 2, settings.reconnect_backoff_s, settings.heartbeat_timeout_s / 3)
+                pause = await self._pause(pause)
         finally:
             beat.cancel()
             self._task = None
 
+    async def _pause(self, pause_s: float) -> float:
+        """Pause between two attempts to connect; how long the next pause is.
+
+        A node that leaves has little time: it tries again at once, and the pauses grow anew.
+        """
+        pausing = asyncio.wait_for(self._is_leaving.wait(), random.uniform(pause_s / 2, pause_s))
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await pausing
+            self._is_leaving.clear()
+            return FIRST_RETRY_S
+        # Who pauses for longer than it is waited for would be lost with every outage.
+        settings = self.view.settings
+        return min(pause_s * 2, settings.reconnect_backoff_s, settings.heartbeat_timeout_s / 3)
+
     async def _connect(self, line: _Line) -> None:
-        if self._find_server is not None and not self._session.has_standalone_server:
-            # Whoever serves on its own comes back on its own, and would find its port taken.
-            self._find_server()
+        target = self._target = await self._locator.find(self._session)
+        self._session.secret = target.secret
         loop = asyncio.get_running_loop()
-        if not _is_address(self.host):
+        if not _is_address(target.host):
             # Names are looked up anew each time: they may come late, and they may change.
-            found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
             self.tried = [str(address[0]) for *_, address in found]
-        connecting = loop.create_task(loop.create_connection(lambda: line, self.host, self.port))
+        connecting = loop.create_task(loop.create_connection(lambda: line, target.host, target.port))
         patience = loop.call_later(CONNECT_S, connecting.cancel)
         try:
             await connecting
@@ -296,6 +291,9 @@ class Link:
             self._do(lambda: self._session.received(data, time.monotonic()))
         except RendezvousStateError as exc:
             self._refuse(str(exc))
+        if self._session.is_outdated:
+            self._gave_up = "another server has taken its place"
+            self._drop()
 
     def ended(self, transport: asyncio.Transport, exc: Exception | None) -> None:
         """A connection is gone."""
@@ -336,17 +334,17 @@ class Link:
 
     def _do(self, action: Callable[[], object], *, always: bool = False) -> None:
         """Let the session do something, and wake whoever waits for the view to change."""
-        before, welcomed = self.view, self._session.welcomed
+        before, told = self.view, (self._session.welcomed, self._session.is_heard)
         action()
-        if always or self._session.welcomed != welcomed or differs(before, self.view):
+        if always or (self._session.welcomed, self._session.is_heard) != told or differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
 
 
-async def _what_answers(host: str, port: int) -> str:
+async def _what_answers(target: Target) -> str:
     """What it is that took a connection and never spoke, where that can be found out by asking as others do."""
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ASK_S)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(target.host, target.port), ASK_S)
     except (OSError, UnicodeError, asyncio.TimeoutError):
         return ""
     try:

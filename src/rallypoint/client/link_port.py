@@ -39,10 +39,6 @@ class Link(Protocol):
     def is_connected(self) -> bool:
         """Whether the authority hears this node at the moment, as far as is known."""
 
-    @property
-    def keeps_words(self) -> bool:
-        """Whether what is said while the authority is away is said to it when it is back; else it is lost."""
-
     def join(self, timeout_s: float) -> None:
         """Ask for a place in the next world, connecting first; returns at once, the view tells what became of it.
 
@@ -56,7 +52,7 @@ class Link(Protocol):
         """Connect without joining; returns at once."""
 
     def ask_to_close(self) -> bool:
-        """Ask the authority to close the run; False where it cannot be reached now."""
+        """Ask the authority to close the run; False where that cannot even be tried.  `is_heard` tells the rest."""
 
     def is_heard(self, deadline: float) -> bool:
         """Wait until the authority has heard all that was said up to now; False where it does not in time."""

@@ -102,18 +102,22 @@ class Member:
         return self._closed_run or self.view.state is State.CLOSED
 
     def close_run(self) -> None:
-        """Close the run for everybody, and wait for the word that it is."""
+        """Close the run for everybody, and wait until the authority says that it is recorded (rule 17c)."""
         if self.is_closed():
             return
         self.link.connect()
-        deadline = time.monotonic() + self.call_s
+        deadline = time.monotonic() + self.close_s
         connected = self.link.wait(lambda _: self.link.is_connected or self.link.refusal is not None, deadline)
         if not connected or not self.link.ask_to_close():
             raise RendezvousConnectionError(
                 f"run {self.run_id!r} could not be closed: the authority at {self.link.where()} cannot be reached: "
                 f"{self.link.refusal or self.link.trouble}"
             )
-        self.link.is_heard(deadline)
+        if not self.link.is_heard(deadline):
+            raise RendezvousConnectionError(
+                f"run {self.run_id!r} was asked to close, but the authority at {self.link.where()} did not confirm it "
+                f"within {self.close_s:.0f} s; this node goes on asking until it leaves"
+            )
         self._closed_run = self.link.wait(lambda view: view.state not in _INVOLVED, deadline)
 
     def peers(self) -> Iterator[Peer]:
@@ -163,7 +167,7 @@ class Member:
             # A process that ends too early is taken for a lost one.
             if reason is Reason.FINISHED or self.link.is_connected:
                 done = self.link.is_heard(deadline)
-            elif self.link.keeps_words:
+            else:
                 self.link.is_heard(min(deadline, time.monotonic() + _BLIP_S))
         if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
             done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done

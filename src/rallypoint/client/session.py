@@ -1,52 +1,73 @@
 """A node's end of the protocol, sans-IO: what it sends on a new connection, with each beat, and what it makes of answers.
 
-A session outlives connections: whoever brings the sockets says when one is open, and the session says the rest.
+A session outlives connections and servers: the shell that brings the sockets says when one is open, and the session says
+the rest.  What must not be lost, a request to close or a reason for leaving, is repeated until a server has
+acknowledged it (rule 17c).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from rallypoint import heartbeats, protocol
 from rallypoint.core import node as core
-from rallypoint.core.model import Node, Reason
+from rallypoint.core.events import Announced, CloseAsked, Left
+from rallypoint.core.model import EndedIncarnation, Node, Reason
 from rallypoint.core.node import State, View
+from rallypoint.core.notices import Placed, RunClosed
+from rallypoint.errors import RendezvousStateError
+from rallypoint.protocol import Serving
 
 
 class Session:
-    """One node in one run.  Every method returns the bytes to send now."""
+    """One node in one run.  Methods that return bytes return what to send now."""
 
-    def __init__(self, run_id: str, view: View) -> None:
+    def __init__(self, run_id: str, view: View, *, process: str = "") -> None:
         self.run_id = run_id
         self.view = view
+        self.process = process
+        self.secret = ""
+        """That of the claim which the next connection is made to (rule 17j)."""
         self.connection = 0
         self.connected = False
         self.welcomed = False
+        self.is_outdated = False
+        """Whether the connection is to a server that another one has replaced (rule 17i)."""
         self.goodbye: protocol.Goodbye | None = None
         self.has_standalone_server = False
         self.heard_at = 0.0
+        self.serving = Serving()
+        self.server_ranks: tuple[str, tuple[int, ...]] = ("", ())
+        """A seal id, and the ranks of that world which are in the process that serves (rules 14, 17f)."""
+        self._epoch = Serving()
+        self._looked_at: float | None = None
         self._reader = protocol.Reader()
         self._questions: dict[int, Callable[[protocol.Answer], None]] = {}
         self._asked = 0
+        self._unheard: dict[int, CloseAsked | Left] = {}
+        self._before_leaving: Announced | None = None
 
     # The life of a connection -------------------------------------------------------------------------------------
 
     def opening(self, now: float) -> bytes:
         """A connection is open: say who this is and all that it knows, without waiting for the welcome."""
+        self._look(now)
         self.connection += 1
         self.connected = True
-        self.welcomed = False
+        self.welcomed = self.is_outdated = False
         self.goodbye = None
         self.heard_at = now
         self._reader = protocol.Reader()
-        hello = protocol.Hello(protocol.VERSION, self.run_id, self.view.node.id, self.connection)
-        return protocol.MAGIC + protocol.frame(hello) + self._announce()
+        return protocol.MAGIC + protocol.frame(self._hello()) + self._place_left() + self._announce()
 
     def received(self, data: bytes, now: float) -> None:
         """Bytes arrived."""
+        self._look(now)
         self.heard_at = now
         for body in self._reader.feed(data):
-            self._take(protocol.read(body, protocol.FROM_SERVER))
+            self._take(protocol.read(body, protocol.FROM_SERVER), now)
 
     def ended(self, now: float) -> None:
         """The connection is gone."""
@@ -57,37 +78,52 @@ class Session:
 
     def beat(self, now: float) -> bytes:
         """A heartbeat is due: all that the node knows, once more (rule 14)."""
+        self._look(now)
         self.view = core.passed(self.view, now)
         return self._announce() if self.connected else b""
 
     @property
     def beat_after_s(self) -> float:
         """How long to wait before the next beat."""
-        return heartbeats.beat_after_s(self.view.settings, holds=self._holds)
+        return heartbeats.beat_after_s(self.view.settings, holds=self.view.state is State.HOLDS)
 
     def is_stale(self, now: float) -> bool:
-        """Whether the authority has been silent for so long that this connection is to be given up."""
+        """Whether the server has been silent for so long that this connection is to be given up."""
         return self.connected and now - self.heard_at > heartbeats.patience_s(self.view.settings)
-
-    @property
-    def _holds(self) -> bool:
-        return self.view.state is State.HOLDS
 
     # What the node does -------------------------------------------------------------------------------------------
 
     def join(self, now: float, timeout_s: float) -> bytes:
-        """Ask for a place in the next world."""
+        """Ask for a place in the next world; that it left before is over with that."""
         self.view, message = core.join(self.view, now, timeout_s)
+        self._unheard = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
         return protocol.frame(message) if self.connected else b""
 
     def leave(self, reason: Reason, why: str = "") -> bytes:
         """Leave for good."""
+        place = _place_of(self.view)
         self.view, message = core.leave(self.view, reason, why)
-        return protocol.frame(message) if self.connected else b""
+        self._before_leaving = place if message.reason is not Reason.FINISHED else None
+        return self._insist(message)
+
+    def close_run(self) -> bytes:
+        """Ask for the run to be closed."""
+        return self._insist(CloseAsked(by=self.view.node.id, incarnation=self.view.incarnation))
+
+    def told_ended(self, how: EndedIncarnation) -> None:
+        """The register says that an incarnation has ended: its members need no server to know it (rule 17h)."""
+        self.view = core.hear(self.view, RunClosed(how.incarnation, how.ending, how.why))
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a server has acknowledged every request to close and reason for leaving."""
+        return not self._unheard
 
     def reborn(self, node: Node) -> None:
         """After being fenced: another identity, which needs a connection of its own."""
         self.view = core.reborn(self.view, node)
+        closes = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
+        self._unheard = {n: msgspec.structs.replace(said, by=node.id) for n, said in closes.items()}
         self.connection = 0
         self.connected = self.welcomed = False
 
@@ -99,24 +135,105 @@ class Session:
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _take(self, message: protocol.FromServer) -> None:
-        if isinstance(message, protocol.Welcome):
-            self.welcomed = True
-            self.has_standalone_server = protocol.STANDALONE in message.capabilities
-            self.view = core.connected(self.view)
-        elif isinstance(message, protocol.Goodbye):
+    def _hello(self) -> protocol.Hello:
+        known = self._epoch
+        hello = protocol.Hello(
+            protocol.VERSION,
+            self.run_id,
+            self.view.node.id,
+            self.connection,
+            process=self.process,
+            incarnation=known.incarnation,
+            epoch=known.epoch,
+            claim_id=known.claim_id,
+        )
+        if self.secret:
+            hello = msgspec.structs.replace(hello, proof=protocol.proof_of(self.secret, hello))
+        return hello
+
+    def _look(self, now: float) -> None:
+        """A node that was itself paused for longer than it is waited for distrusts its world at once (rule 9)."""
+        if self._looked_at is not None and now - self._looked_at > self.view.settings.heartbeat_timeout_s:
+            self.view = core.paused(self.view, now - self._looked_at)
+        self._looked_at = now
+
+    def _take(self, message: protocol.FromServer, now: float) -> None:
+        if isinstance(message, protocol.Goodbye):
             self.goodbye = message
+        elif self.is_outdated:
+            return
+        elif isinstance(message, protocol.Welcome):
+            self._welcome(message, now)
+        elif isinstance(message, protocol.Pong):
+            self._served_by(message.serving, now)
         elif isinstance(message, (protocol.Peers, protocol.Runs, protocol.Status, protocol.Done)):
-            answer = self._questions.pop(message.number, None)
-            if answer is not None:
-                answer(message)
-        elif not isinstance(message, protocol.Pong):
+            self._answered(message)
+        else:
             self.view = core.hear(self.view, message)
+            if isinstance(message, Placed):
+                # A server in doubt seals nothing: this one is not, or not any more.
+                self.view = core.connected(self.view)
+                self.serving = msgspec.structs.replace(self.serving, in_doubt=False)
+                self.server_ranks = (message.seal_id, message.server_ranks)
+
+    def _welcome(self, welcome: protocol.Welcome, now: float) -> None:
+        if welcome.protocol != protocol.VERSION:
+            raise RendezvousStateError(
+                f"the server speaks version {welcome.protocol} of the protocol and the node version {protocol.VERSION}: "
+                f"run the same release of Rallypoint on both"
+            )
+        self.has_standalone_server = protocol.STANDALONE in welcome.capabilities
+        self._served_by(welcome.serving, now)
+        if not self.is_outdated:
+            self.welcomed = True
+            self.server_ranks = (welcome.seal_id, welcome.ranks)
+
+    def _served_by(self, serving: Serving, now: float) -> None:
+        """The server says who it is; one with a lower epoch than the node knows of is outdated (rule 17i).
+
+        A server at a fixed address has no claim: where its record was deleted, its epochs start anew.
+        """
+        known = self._epoch
+        is_lower = serving.incarnation == known.incarnation and 0 < serving.epoch < known.epoch
+        if is_lower and serving.claim_id != known.claim_id:
+            self.is_outdated = True
+            return
+        self.serving = serving
+        self._epoch = known if is_lower else serving
+        self.view = core.disconnected(self.view, now) if serving.in_doubt else core.connected(self.view)
+
+    def _answered(self, message: protocol.Answer) -> None:
+        self._unheard.pop(message.number, None)
+        answer = self._questions.pop(message.number, None)
+        if answer is not None:
+            answer(message)
+
+    def _insist(self, message: CloseAsked | Left) -> bytes:
+        """Say something that is repeated until a server has acknowledged it."""
+        self._asked += 1
+        self._unheard[self._asked] = message
+        return self._unheard_frames() if self.connected else b""
+
+    def _unheard_frames(self) -> bytes:
+        parts = (protocol.frame(m) + protocol.frame(protocol.AskHeard(n)) for n, m in self._unheard.items())
+        return b"".join(parts)
+
+    def _place_left(self) -> bytes:
+        """The place that a leaving node had: a server that has just started learns by it which rank leaves."""
+        leaves = any(isinstance(said, Left) for said in self._unheard.values())
+        return protocol.frame(self._before_leaving) if leaves and self._before_leaving is not None else b""
 
     def _announce(self) -> bytes:
         message = core.announce(self.view)
-        return b"" if message is None else protocol.frame(message)
+        return (b"" if message is None else protocol.frame(message)) + self._unheard_frames()
 
     def _take_questions(self) -> list[Callable[[protocol.Answer], None]]:
         questions, self._questions = list(self._questions.values()), {}
         return questions
+
+
+def _place_of(view: View) -> Announced | None:
+    """What a node announces that has a place in a world, also if it waits for the next one."""
+    if view.world is None or view.state not in (State.HOLDS, State.BROKEN, State.WAITING, State.SPARE):
+        return None
+    return core.announce(view if view.state is State.HOLDS else msgspec.structs.replace(view, state=State.BROKEN))

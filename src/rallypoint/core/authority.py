@@ -10,12 +10,11 @@ from collections.abc import Mapping
 import msgspec
 
 from rallypoint.core import liveness, recovery, transition
-from rallypoint.core.changes import Step
-from rallypoint.core.clock import AwakeClock, just_woke
+from rallypoint.core.changes import Durability, Step, change
 from rallypoint.core.events import Announced, Event, Joined, Left, Lost, Message
 from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Phase, Run, Settings
-from rallypoint.core.notices import Said, Sealed, spell_out
+from rallypoint.core.notices import Said, spell_out
 from rallypoint.core.ranks import POLICIES, RankPolicy
 
 HOLD_S = Settings().hold_s
@@ -31,25 +30,19 @@ class Authority(msgspec.Struct, frozen=True):
 class Output(msgspec.Struct, frozen=True):
     """What came of an input: the new state, what to send to whom, the reasons, who was given up.
 
-    `durable` is true when a world was sealed or the run closed: with a state file, write before you send (rule 14).
+    `durability` says whether it must be recorded before anybody hears of it (rule 17c).
     """
 
     authority: Authority
     sends: tuple[tuple[str, Said], ...] = ()
     why: str = ""
     losses: tuple[Lost, ...] = ()
-    durable: bool = False
+    durability: Durability = Durability.NONE
 
 
 def open_run(run_id: str, started_at: float, now: float, hold_s: float = HOLD_S) -> Authority:
     """A run of which this authority has no record."""
     return Authority(recovery.blank(run_id, started_at, now, hold_s))
-
-
-def restore(run: Run, now: float) -> Authority:
-    """A run from this authority's own record: its members are presumed to be there until they fail to speak up."""
-    presumed = [*run.active, *run.returned, *run.queue, *run.spares, *run.paused]
-    return Authority(run, liveness.expect(Liveness(), presumed, run.settings.hold_s, now))
 
 
 def receive(
@@ -79,12 +72,22 @@ def apply(
     return _done(Authority(authority.run, life), transition.step(authority.run, event, now, mint, policies))
 
 
-def connection_ended(
-    authority: Authority, node_id: str, connection: int, now: float, clock: AwakeClock | None = None
+def hinder(
+    authority: Authority, why: str, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES
 ) -> Output:
-    """A connection of a node is gone; whether the node is, `tick` will tell.  `clock` is the one that tells `now`."""
+    """From now on nothing is sealed, for this reason; with an empty one, what is due is sealed now (rule 17e)."""
+    hindered = change(authority.run, hindrance=why)
+    return _done(Authority(hindered, authority.life), transition.time_passed(hindered, (), now, mint, policies))
+
+
+def connection_ended(
+    authority: Authority, node_id: str, connection: int, now: float, *, our_fault: bool = False
+) -> Output:
+    """A connection of a node is gone; whether the node is, `tick` will tell.
+
+    `our_fault` says that the server was stalled just before, so that the node may have hung up for that reason.
+    """
     settings = authority.run.settings
-    our_fault = clock is not None and just_woke(clock, settings.heartbeat_timeout_s, now)
     life = liveness.ended(authority.life, node_id, connection, settings, now, our_fault=our_fault)
     return Output(Authority(authority.run, life))
 
@@ -122,10 +125,5 @@ def _done(authority: Authority, step: Step, losses: tuple[Lost, ...] = ()) -> Ou
         sends=tuple(sent for notice in step.notices for sent in spell_out(notice)),
         why=step.why,
         losses=losses,
-        durable=_must_sync(authority.run, step),
+        durability=step.durability,
     )
-
-
-def _must_sync(before: Run, step: Step) -> bool:
-    sealed = any(isinstance(notice.what, Sealed) for notice in step.notices)
-    return sealed or (step.run.phase is Phase.CLOSED and before.phase is not Phase.CLOSED)

@@ -5,27 +5,41 @@ Each returns a `Step`: the new run, the notices to send, and the reason in words
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
 
-from rallypoint.core.model import Bounds, Closing, Crash, Ending, Phase, Run, Settings
+from rallypoint.core.model import Bounds, Closing, Crash, EndedIncarnation, Ending, Phase, Run, Settings
 from rallypoint.core.notices import Broken, Notice, RunClosed, Said
 from rallypoint.core.phases import PHASE_CHANGES
 from rallypoint.core.table import Table
 
 
+class Durability(enum.IntEnum):
+    """What must be in the record before anybody hears of a step (rule 17c).
+
+    Several finishes may share a write; a seal or a close ends what one write may contain.
+    """
+
+    NONE = 0
+    FINISH = 1
+    SEAL_OR_CLOSE = 2
+
+
 class Step(msgspec.Struct, frozen=True):
-    """What a transition decided."""
+    """What a transition decided, and whether it must be recorded before it is told."""
 
     run: Run
     notices: tuple[Notice, ...] = ()
     why: str = ""
+    durability: Durability = Durability.NONE
 
     def after(self, earlier: Step) -> Step:
         """This step as the continuation of an earlier one."""
         why = "; ".join(filter(None, (earlier.why, self.why)))
-        return Step(self.run, earlier.notices + self.notices, why)
+        durability = max(earlier.durability, self.durability)
+        return Step(self.run, earlier.notices + self.notices, why, durability)
 
 
 def change(run: Run, **fields: Any) -> Run:
@@ -47,6 +61,9 @@ def tell(node_id: str, what: Said) -> tuple[Notice, ...]:
 def found(run: Run, bounds: Bounds, settings: Settings, mint: str) -> Run:
     """A new incarnation of the run (rule 1); only what must outlive the old one is kept."""
     assert run.phase is Phase.GATHERING or (run.phase, Phase.GATHERING) in PHASE_CHANGES
+    last = run.last
+    if run.closing is not None and run.incarnation:
+        last = EndedIncarnation(run.incarnation, run.closing.ending, run.closing.why)
     return Run(
         run_id=run.run_id,
         incarnation=f"r{mint}",
@@ -54,6 +71,8 @@ def found(run: Run, bounds: Bounds, settings: Settings, mint: str) -> Run:
         settings=settings,
         round=run.round,
         arrivals=run.arrivals,
+        last=last,
+        hindrance=run.hindrance,
     )
 
 
@@ -93,11 +112,13 @@ def close(run: Run, ending: Ending, why: str, now: float) -> Step:
         last_call_ends=None,
         regroup_ends=None,
         hold_ends=None,
+        recorded=None,
+        predecessor=None,
         told_waiting=0,
     )
     everyone = (run.active, run.returned, run.queue, run.paused, run.spares, run.finished)
     told = Notice(everyone, RunClosed(run.incarnation, ending, why))
-    return Step(closed, (told,), f"the run closed as {ending.value}: {why}")
+    return Step(closed, (told,), f"the run closed as {ending.value}: {why}", Durability.SEAL_OR_CLOSE)
 
 
 def charge(run: Run, name: str, now: float) -> Run:

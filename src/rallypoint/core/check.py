@@ -37,15 +37,18 @@ def _the_phase_fits(run: Run) -> Iterator[str]:
         yield f"the phase is {run.phase.value}, but how it closed is {'unknown' if run.closing is None else 'known'}"
     if (run.hold_ends is not None) != (run.phase is Phase.RECOVERING):
         yield f"a hold belongs to recovery, not to {run.phase.value}"
-    if run.claims and run.phase is not Phase.RECOVERING:
-        yield f"claims belong to recovery, not to {run.phase.value}"
+    recovering = bool(run.heard or run.recorded is not None or run.predecessor is not None)
+    if recovering and run.phase is not Phase.RECOVERING:
+        yield f"ranks that were heard belong to recovery, not to {run.phase.value}"
     if run.phase is Phase.SEALED and run.world is None:
         yield "the phase is sealed, but there is no world"
     if run.phase is Phase.SEALED and run.returned:
         yield "nodes came back to a world that is current"
     if run.phase is Phase.SEALED and not run.active:
         yield "a current world has no member left"
-    if run.phase is not Phase.GATHERING and (run.regroup_ends is not None or run.last_call_ends is not None):
+    if run.phase is not Phase.GATHERING and run.regroup_ends is not None:
+        yield f"members are awaited back while the phase is {run.phase.value}"
+    if run.phase not in (Phase.GATHERING, Phase.RECOVERING) and run.last_call_ends is not None:
         yield f"a call runs while the phase is {run.phase.value}"
     if run.live and not run.incarnation and run.phase is not Phase.RECOVERING:
         yield "nodes are here, but the run has no incarnation"

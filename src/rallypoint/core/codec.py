@@ -21,6 +21,7 @@ from rallypoint.core.model import (
     Closing,
     Count,
     Crash,
+    EndedIncarnation,
     Moment,
     Name,
     Node,
@@ -82,6 +83,7 @@ class _RunRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     told_waiting: Count = 0
     told_at: Moment = 0.0
     closing: Closing | None = None
+    last: EndedIncarnation | None = None
 
 
 def encode_message(message: Message | Said) -> bytes:
@@ -129,6 +131,7 @@ def encode_run(run: Run, now: float) -> bytes:
             told_waiting=run.told_waiting,
             told_at=run.told_at,
             closing=run.closing,
+            last=run.last,
         )
     )
 
@@ -175,6 +178,7 @@ def _run(record: _RunRecord) -> Run:
         told_waiting=record.told_waiting,
         told_at=record.told_at,
         closing=record.closing,
+        last=record.last,
     )
 
 

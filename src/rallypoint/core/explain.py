@@ -134,14 +134,18 @@ def recovering(run: Run, now: float) -> str:
     """Why a restarted authority seals nothing yet (rule 14)."""
     assert run.hold_ends is not None, "recovery has an end"
     left = seconds(run.hold_ends - now)
-    if not run.claims:
-        return f"the authority has just started and listens for nodes of an earlier life, at most {left} more"
-    claim = next(run.claims.values())
+    world = run.recorded or next(run.heard.values(), None)
+    if world is None:
+        total = len(run.queue)
+        return (
+            f"{total} of {size(run.bounds)} {are(total)} here ({here(run)}); the authority has just started and listens "
+            f"for nodes of an earlier life, at most {left} more"
+        )
     # Only the first few ranks are looked at: the sentence must not cost more than the join that it answers.
-    missing = (f"rank {rank}" for rank in range(min(claim.size, LOOKED_AT)) if rank not in run.claims)
+    missing = (f"rank {rank}" for rank in range(min(world.size, LOOKED_AT)) if rank not in run.heard)
     return (
-        f"the authority has just started; {len(run.claims)} of {claim.size} ranks of round {claim.round} have spoken, "
-        f"missing: {names(missing, claim.size - len(run.claims))}; at most {left} more"
+        f"the authority has just started; {len(run.heard)} of {world.size} ranks of round {world.round} were heard, "
+        f"missing: {names(missing, world.size - len(run.heard))}; at most {left} more"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from itertools import chain, islice
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from rallypoint.core import explain, recovery
 from rallypoint.core.changes import Step, break_world, change, found, pause_ends, tell
 from rallypoint.core.events import Announced, Joined
-from rallypoint.core.model import Node, Phase, Role, Run, Waiter, find_waiter
+from rallypoint.core.model import Node, Phase, Request, Role, Run, Waiter, find_waiter, is_loopback
 from rallypoint.core.notices import Fenced, Refused, RunClosed, place
 from rallypoint.core.table import Table
 
@@ -23,7 +22,7 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
     if run.phase is Phase.CLOSED and (run.live or _belongs(run, said)):
         return told_closed(run, node)
     if run.phase is Phase.RECOVERING:
-        return _join_while_recovering(run, said)
+        return _join_while_recovering(run, said, now)
     if _knows(run, node.id):
         return _join_again(run, said, now)
     if seat is not None:
@@ -32,7 +31,7 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
     if node.id in run.finished:
         why = f"{node.name} has finished in this run: a new process must join in its place"
         return Step(run, tell(node.id, Refused(why)), why)
-    if not run.live:
+    if not run.live and not run.founded:
         founded = found(run, said.bounds, said.settings, mint)
         return _enqueue(founded, node, f"{node.name} founded the run for {explain.size(said.bounds)}")
     return _admit(run, said, now)
@@ -45,7 +44,7 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
         why = explain.bounds_differ(run, node.name, said.bounds)
         return Step(run, tell(node.id, Refused(why)), why)
     other = _someone_with_an_address(run)
-    if other is not None and node.address and _is_loopback(node) != _is_loopback(other):
+    if other is not None and node.address and is_loopback(node) != is_loopback(other):
         why = explain.addresses_differ(node, other)
         return Step(run, tell(node.id, Refused(why)), why)
     until = pause_ends(run, node.name, now)
@@ -61,8 +60,8 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
     return _enqueue(run, node, f"{node.name} joined")
 
 
-def _enqueue(run: Run, node: Node, why: str) -> Step:
-    waiter = Waiter(node, run.arrivals)
+def _enqueue(run: Run, node: Node, why: str, request: Request | None = None) -> Step:
+    waiter = Waiter(node, run.arrivals, request=request)
     if node.role is Role.SPARE:
         spares = run.spares.set(node.id, waiter)
         return Step(change(run, arrivals=run.arrivals + 1, spares=spares), (), f"{why} as a spare")
@@ -109,42 +108,25 @@ def _refresh(run: Run, waiter: Waiter) -> Step:
     return Step(change(run, **{field: table.set(node.id, waiter)}), (), f"{node.name} asked again")
 
 
-def _join_while_recovering(run: Run, said: Joined | Announced) -> Step:
+def _join_while_recovering(run: Run, said: Joined | Announced, now: float) -> Step:
+    """Nobody is refused for bounds during a hold: what a node asked for is judged when the hold is over (rule 17f)."""
     node, seat = said.node, said.seat
-    spoken = vet(run, said)
-    if spoken.notices and spoken.run is run:
-        return spoken
+    if not run.live and not run.incarnation:
+        run = change(run, bounds=said.bounds, settings=said.settings)
+    spoken = Step(run)
     if seat is not None:
-        spoken = recovery.claimed(spoken.run, said, seat, holds=False).after(spoken)
-    run = spoken.run
+        spoken = recovery.heard_of(run, said, seat, now, holds=False)
+        run = spoken.run
+        if any(isinstance(notice.what, Fenced) for notice in spoken.notices):
+            return spoken
     rank = run.ranks.get(node.id)
-    if rank is not None and (run.claims[rank].holds or run.claims[rank].finished):
+    if rank is not None and (run.heard[rank].holds or run.heard[rank].finished):
         return spoken  # an old join, that was answered long ago
+    request = Request(said.bounds, said.settings, said.incarnation)
     known = find_waiter(run, node.id)
     if known is not None:
-        return _refresh(run, msgspec.structs.replace(known, node=node)).after(spoken)
-    return _enqueue(run, node, f"{node.name} waits").after(spoken)
-
-
-def vet(run: Run, said: Joined | Announced) -> Step:
-    """Hold the bounds that a node asks for against those of a run that is being recovered (rule 1).
-
-    The first to speak sets them; the first who was in a world corrects them, for it knows what the creator asked for.
-    A node that disagrees is refused: the run is then returned as it was, with the refusal.
-    """
-    node = said.node
-    if said.bounds == run.bounds and run.live:
-        return Step(run)
-    if run.claims or (run.live and said.seat is None):
-        why = explain.bounds_differ(run, node.name, said.bounds)
-        return Step(run, tell(node.id, Refused(why)), why)
-    corrected = change(run, bounds=said.bounds, settings=said.settings)
-    refused = tuple(
-        notice
-        for waiter in chain(run.queue.values(), run.spares.values())
-        for notice in tell(waiter.node.id, Refused(explain.bounds_differ(corrected, waiter.node.name, run.bounds)))
-    )
-    return Step(change(corrected, queue=Table(), spares=Table()), refused)
+        return _refresh(run, msgspec.structs.replace(known, node=node, request=request)).after(spoken)
+    return _enqueue(run, node, f"{node.name} waits", request).after(spoken)
 
 
 def _belongs(run: Run, said: Joined | Announced) -> bool:
@@ -169,10 +151,3 @@ def _someone_with_an_address(run: Run) -> Node | None:
     waiters = chain.from_iterable(table.values() for table in (run.returned, run.queue, run.paused, run.spares))
     present = chain((members[rank] for rank in run.active.values()), (waiter.node for waiter in waiters))
     return next((node for node in islice(present, LOOKED_AT) if node.address), None)
-
-
-def _is_loopback(node: Node) -> bool:
-    try:
-        return ip_address(node.address.partition("%")[0]).is_loopback
-    except ValueError:
-        return node.address == "localhost"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.core.changes import Step, break_world, change, charge, close, depart
+from rallypoint.core.changes import Durability, Step, break_world, change, charge, close, depart
 from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Run
 from rallypoint.core.recovery import silenced
 
@@ -19,7 +19,8 @@ def left(run: Run, node_id: str, reason: Reason, seal_id: str, why: str, now: fl
     told = f"{_name(run, node_id)} {reason.value}" + (f": {why}" if why else "")
     if run.phase is Phase.RECOVERING:
         finished = reason is Reason.FINISHED
-        return Step(silenced(depart(run, node_id), node_id, finished=finished), (), told)
+        durability = Durability.FINISH if finished and node_id in run.ranks else Durability.NONE
+        return Step(silenced(depart(run, node_id), node_id, finished=finished), (), told, durability)
     ours = run.world is not None and run.world.seal_id == seal_id
     if reason is Reason.FINISHED and ours and node_id in run.active:
         return finish(run, node_id, now)
@@ -36,9 +37,10 @@ def finish(run: Run, node_id: str, now: float) -> Step:
     done = change(run, active=run.active.without(node_id), finished=run.finished.set(node_id, run.active[node_id]))
     if run.phase is Phase.CLOSED:
         return Step(done, (), told)
+    told_of = Step(run, (), told, Durability.FINISH)
     if not done.active and not done.returned and run.phase is Phase.SEALED:
-        return close(done, Ending.SUCCEEDED, "all members have finished", now).after(Step(run, (), told))
-    return close_if_too_few(done, now).after(Step(run, (), told))
+        return close(done, Ending.SUCCEEDED, "all members have finished", now).after(told_of)
+    return close_if_too_few(done, now).after(told_of)
 
 
 def closes_on_give_up(run: Run) -> bool:

@@ -6,6 +6,8 @@ Times are seconds on the authority's own monotonic clock (rule 10); only differe
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 from typing import Annotated
 
 import msgspec
@@ -139,16 +141,29 @@ class World(msgspec.Struct, frozen=True):
         return self.members[0].store
 
 
-class Waiter(msgspec.Struct, frozen=True):
-    """A node that is here and holds no world, its number in the order of arrival, and until when it is paused."""
+class Request(msgspec.Struct, frozen=True):
+    """What a node asked for while the server was recovering: judged when it is known whether the incarnation goes on."""
+
+    bounds: Bounds
+    settings: Settings
+    incarnation: Token = ""
+
+
+class Waiter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node that is here and holds no world, its number in the order of arrival, and until when it is paused.
+
+    `request` is kept only while the server recovers.
+    """
 
     node: Node
     arrival: Round
     paused_until: Moment = 0.0
+    request: Request | None = None
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """What one rank of a world said of itself to an authority without a record (rule 14)."""
+class HeardRank(msgspec.Struct, frozen=True):
+    """What is known of one rank of a world while a server recovers: what the rank announced (rule 14), that the record has
+    it as finished, or that it went with the process that served before (rule 17f)."""
 
     node: Node
     incarnation: str
@@ -158,6 +173,65 @@ class Claim(msgspec.Struct, frozen=True):
     holds: bool
     finished: bool = False
     gone: bool = False
+    announced: bool = True
+
+
+class RecordedWorld(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The world that a record names: the only one that can be current (rule 17f).
+
+    `finished` is a bitmap of ranks, the lowest bit of the first byte is rank 0.  `ended_before` counts the nodes that
+    finished in earlier worlds: once a node has finished, newcomers are not admitted (rule 8).  `broken`, and `gone`, the
+    bitmap of the ranks that have left a broken world, are written when the server hands over.
+    """
+
+    round: Annotated[int, Meta(ge=1, le=2**53)]
+    seal_id: Name
+    size: Size
+    finished: Annotated[bytes, Meta(max_length=125_000)] = b""
+    ended_before: Count = 0
+    broken: bool = False
+    gone: Annotated[bytes, Meta(max_length=125_000)] = b""
+
+    def __post_init__(self) -> None:
+        if any(rank >= self.size for rank in (*self.finished_ranks(), *ranks_of(self.gone))):
+            raise ValueError(f"a world of {self.size} cannot have ranks beyond that")
+
+    def finished_ranks(self) -> Iterator[int]:
+        """The ranks that have finished, in order."""
+        return ranks_of(self.finished)
+
+
+def ranks_of(bitmap: bytes) -> Iterator[int]:
+    """The ranks in a bitmap, in order."""
+    for place, byte in enumerate(bitmap):
+        if byte:
+            yield from (place * 8 + bit for bit in range(8) if byte >> bit & 1)
+
+
+def rank_bitmap(ranks: Iterable[int]) -> bytes:
+    """Ranks as the bitmap that `RecordedWorld` holds."""
+    bits = bytearray()
+    for rank in ranks:
+        if rank >= len(bits) * 8:
+            bits.extend(bytes(rank // 8 + 1 - len(bits)))
+        bits[rank // 8] |= 1 << rank % 8
+    return bytes(bits)
+
+
+class Predecessor(msgspec.Struct, frozen=True):
+    """The process that served before is gone: its ranks of this world are awaited until `until` only (rules 14, 17f)."""
+
+    seal_id: str
+    ranks: tuple[int, ...]
+    until: float
+
+
+class EndedIncarnation(msgspec.Struct, frozen=True):
+    """An incarnation that is over, and how it ended: its members are told so (rules 1, 17h)."""
+
+    incarnation: Name
+    ending: Ending
+    why: Text = ""
 
 
 class Crash(msgspec.Struct, frozen=True):
@@ -181,7 +255,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     A node stands in one table at most: `active` (members of `world` that have not left it; once the world is broken,
     those who are awaited back), `returned` (members of the broken world who are back), `queue` (newcomers),
     `paused` (newcomers that crash too often, with the time of their release in `pauses`), `spares`, `finished`.
-    `ranks` are those of `world`; `claims`, by rank, are what was heard of the highest world while recovering.
+    `ranks` are those of `world`.
+
+    While recovering, `heard` holds, by rank, what is known of the highest world, `recorded` is the world that a record
+    names, and `predecessor` the ranks that went with the process that served before.  `last` is how the incarnation
+    before this one ended.  `founded` says that a claim has set the bounds, so that the first node to come does not.
+    `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
     """
 
     run_id: str
@@ -199,7 +278,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     pauses: Table[tuple[float, str], None] = Table()
     spares: Table[str, Waiter] = Table()
     finished: Table[str, int] = Table()
-    claims: Table[int, Claim] = Table()
+    heard: Table[int, HeardRank] = Table()
+    recorded: RecordedWorld | None = None
+    predecessor: Predecessor | None = None
     crashes: Table[str, Crash] = Table()
     arrivals: int = 0
     last_call_ends: float | None = None
@@ -208,6 +289,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     told_waiting: int = 0
     told_at: float = 0.0
     closing: Closing | None = None
+    last: EndedIncarnation | None = None
+    founded: bool = False
+    hindrance: str = ""
 
     @property
     def current(self) -> World | None:
@@ -228,7 +312,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def live(self) -> int:
         """How many nodes are here and have not finished."""
         waiting = len(self.returned) + len(self.queue) + len(self.paused) + len(self.spares)
-        return len(self.active) + waiting + len(self.claims)
+        return len(self.active) + waiting + len(self.heard)
 
 
 def find_waiter(run: Run, node_id: str) -> Waiter | None:
@@ -238,3 +322,11 @@ def find_waiter(run: Run, node_id: str) -> Waiter | None:
         if waiter is not None:
             return waiter
     return None
+
+
+def is_loopback(node: Node) -> bool:
+    """Whether a node gives an address that only its own machine can reach (rule 2)."""
+    try:
+        return ip_address(node.address.partition("%")[0]).is_loopback
+    except ValueError:
+        return node.address == "localhost"

@@ -67,6 +67,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     stood_by: bool = False
     deadline: float | None = None
     out_since: float | None = None
+    was_paused: bool = False
+    """Whether its world is broken because this node itself was paused, and not because it was told so."""
 
 
 def join(view: View, now: float, timeout_s: float) -> tuple[View, Joined]:
@@ -152,14 +154,24 @@ def passed(view: View, now: float) -> View:
     return _change(view, state=State.BROKEN, why=why)
 
 
+def paused(view: View, pause_s: float) -> View:
+    """This node itself was paused: the others may have gone on without it, so it stops trusting its world (rule 9)."""
+    if view.state is not State.HOLDS:
+        return view
+    return _change(view, state=State.BROKEN, was_paused=True, why=f"this node itself was paused for {pause_s:.1f} s")
+
+
 def in_outage(view: View, now: float) -> bool:
     """Whether the authority is away, and not yet for so long that the node stops trusting its world."""
     return view.out_since is not None and now - view.out_since < view.settings.outage_grace_s
 
 
 def num_nodes_waiting(view: View, now: float) -> int:
-    """Rule 6b, from memory: above 0 when the node should join again."""
-    if in_outage(view, now):
+    """Rule 6b, from memory: above 0 when the node should join again.
+
+    A node that was itself paused says so in an outage too: it distrusts its world at once (rule 9).
+    """
+    if in_outage(view, now) and not (view.was_paused and view.state is State.BROKEN):
         return 0
     if view.state in (State.BROKEN, State.FENCED):
         return 1
@@ -189,6 +201,7 @@ def _placed(view: View, said: Placed) -> View:
         why=said.remark,
         stood_by=False,
         deadline=None,
+        was_paused=False,
     )
 
 

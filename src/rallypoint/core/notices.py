@@ -17,8 +17,8 @@ from rallypoint.core.model import Count, Ending, Round, Seconds, Text, Token, Wo
 from rallypoint.core.table import Table
 
 
-class Placed(msgspec.Struct, frozen=True, tag="placed"):
-    """A node's place in a sealed world."""
+class Placed(msgspec.Struct, frozen=True, tag="placed", omit_defaults=True):
+    """A node's place in a sealed world, and which ranks of it are in the process that serves."""
 
     incarnation: Token
     round: Round
@@ -27,6 +27,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
     size: Count
     store: Token
     remark: Text = ""
+    server_ranks: tuple[Count, ...] = ()
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

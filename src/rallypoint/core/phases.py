@@ -10,6 +10,7 @@ PHASE_CHANGES: dict[tuple[Phase, Phase], str] = {
         Phase.GATHERING,
     ): "the hold is over, all ranks were heard but not all hold, or max newcomers are here (rule 14)",
     (Phase.RECOVERING, Phase.SEALED): "every rank of the highest world still holds it (rule 14)",
+    (Phase.GATHERING, Phase.RECOVERING): "a node was in a world of this incarnation that the record forgot (rule 17f)",
     (Phase.RECOVERING, Phase.CLOSED): "closed, or one node knows that it was (rule 14)",
     (Phase.GATHERING, Phase.SEALED): "max are here, the last call ended, or all are back (rule 4)",
     (Phase.GATHERING, Phase.CLOSED): "closed, or too few are left after some have finished (rule 8)",

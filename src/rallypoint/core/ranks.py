@@ -88,7 +88,8 @@ def _fill(taken: dict[int, Candidate], rest: Sequence[Candidate], size: int) -> 
     return Ranking(tuple(taken[rank].node for rank in range(size)), remarks)
 
 
-POLICIES: Mapping[str, RankPolicy] = {"sticky": sticky, "arrival": arrival}
+STICKY = "sticky"
+POLICIES: Mapping[str, RankPolicy] = {STICKY: sticky, "arrival": arrival}
 
 
 def rank(policies: Mapping[str, RankPolicy], name: str, candidates: Sequence[Candidate]) -> Ranking:

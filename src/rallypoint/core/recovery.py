@@ -1,79 +1,165 @@
-"""Recovery from announcements (rule 14): what an authority does that has lost its memory, or part of it.
+"""Recovery (rules 14 and 17f): what a server does that has just started, and knows of the run only what others tell.
 
-It seals nothing until every rank of the highest announced world has spoken, or every node of an earlier life must have
-spoken; ranks not heard by then are lost.
+With a record, the recorded world is the only one that can be current; without one, the highest world that a node
+announces is.  Nothing is sealed until every rank of that world was heard or is accounted for, or until the hold has
+passed; ranks not heard by then are lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 
 import msgspec
 
-from rallypoint.core.changes import Step, change, close, depart, enter, found, tell
+from rallypoint.core import explain
+from rallypoint.core.changes import Durability, Step, change, close, depart, enter, found, tell
 from rallypoint.core.events import Announced, Joined, Seat, Standing
-from rallypoint.core.model import Claim, Ending, Node, Phase, Run, Waiter, World, find_waiter
-from rallypoint.core.notices import Broken, Fenced, Notice
+from rallypoint.core.model import (
+    EndedIncarnation,
+    Ending,
+    HeardRank,
+    Node,
+    Phase,
+    Predecessor,
+    RecordedWorld,
+    Request,
+    Role,
+    Run,
+    Waiter,
+    World,
+    find_waiter,
+    is_loopback,
+    rank_bitmap,
+    ranks_of,
+)
+from rallypoint.core.notices import Broken, Fenced, Notice, Refused
 from rallypoint.core.table import Table
 
 
+class _WorldName(msgspec.Struct, frozen=True):
+    """The highest world that is known of while recovering."""
+
+    incarnation: str
+    round: int
+    seal_id: str
+    size: int
+
+
 def blank(run_id: str, started_at: float, now: float, hold_s: float) -> Run:
-    """A run of which this authority, up since `started_at`, has no record."""
+    """A run of which this server, up since `started_at`, has no record."""
     hold_ends = started_at + hold_s
     if now >= hold_ends:
         return Run(run_id=run_id)
     return Run(run_id=run_id, phase=Phase.RECOVERING, hold_ends=hold_ends)
 
 
-def claimed(run: Run, said: Joined | Announced, seat: Seat, *, holds: bool, finished: bool = False) -> Step:
-    """A node speaks of a world of an earlier life."""
+def with_recorded_world(run: Run, recorded: RecordedWorld, hold_ends: float) -> Run:
+    """The run whose record names a world: its ranks announce themselves, those that have finished are not awaited."""
+    known = change(run, phase=Phase.RECOVERING, recorded=recorded, round=max(run.round, recorded.round))
+    name = _highest(known)
+    assert name is not None, "the record names it"
+    gone = {rank: _unannounced(name, rank, gone=True) for rank in ranks_of(recorded.gone)}
+    finished = {rank: _unannounced(name, rank, finished=True) for rank in recorded.finished_ranks()}
+    return change(known, heard=Table.build({**gone, **finished}.items()), hold_ends=hold_ends)
+
+
+def without(run: Run, predecessor: Predecessor | None) -> Run:
+    """The run with what is known of the process that served before, which is gone (rules 14, 17f)."""
+    return change(run, predecessor=predecessor) if run.phase is Phase.RECOVERING else run
+
+
+def is_forgotten(run: Run, said: Joined | Announced) -> bool:
+    """Whether a node was in a world of this very incarnation that the record, by which the server began, forgot."""
+    if said.seat is None or run.world is not None or run.phase is not Phase.GATHERING or not run.founded:
+        return False
+    return said.incarnation == run.incarnation and not _contradiction(run, None, said, said.seat)
+
+
+def forgotten(run: Run, now: float) -> Run:
+    """The record does not know a world that a node of this incarnation was in: rule 14 without a record applies."""
+    request = Request(run.bounds, run.settings, run.incarnation)
+
+    def asking(waiters: Table[str, Waiter]) -> Table[str, Waiter]:
+        return Table.build((i, msgspec.structs.replace(w, request=request)) for i, w in waiters.items())
+
+    return enter(
+        run,
+        Phase.RECOVERING,
+        hold_ends=now + run.settings.hold_s,
+        last_call_ends=None,
+        queue=asking(run.queue),
+        spares=asking(run.spares),
+    )
+
+
+def heard_of(
+    run: Run, said: Joined | Announced, seat: Seat, now: float, *, holds: bool, finished: bool = False
+) -> Step:
+    """A node speaks of a world that it was in before this server started."""
     node = said.node
-    highest = next(run.claims.values(), None)
+    highest = _highest(run)
     wrong = _contradiction(run, highest, said, seat)
     if wrong:
         return Step(run, tell(node.id, Fenced(seat.seal_id, wrong)), wrong)
-    claim = Claim(node, said.incarnation, seat.round, seat.seal_id, seat.size, holds, finished)
+    heard = HeardRank(node, said.incarnation, seat.round, seat.seal_id, seat.size, holds, finished)
     if highest is None or seat.round > highest.round:
-        superseded = tuple(
-            notice
-            for old in run.claims.values()
-            for notice in tell(old.node.id, Broken(old.seal_id, f"round {seat.round} came after it"))
-        )
-        taken = change(
-            run,
-            bounds=said.bounds,
-            settings=said.settings,
-            claims=Table(),
-            ranks=Table(),
-        )
-        return Step(_with_claim(taken, seat.rank, claim), superseded, _spoke(node, seat))
+        return _higher(run, said, seat, heard, now)
     if seat.seal_id != highest.seal_id:
         return Step(
             run,
             tell(node.id, Broken(seat.seal_id, f"round {highest.round} came after it")),
             f"{node.name} speaks of round {seat.round}, but round {highest.round} came after it",
         )
-    known = run.claims.get(seat.rank)
+    if run.recorded is not None and run.recorded.broken:
+        heard = msgspec.structs.replace(heard, holds=finished)
+    known = run.heard.get(seat.rank)
     if known is not None:
         # What is broken stays broken, and who has finished stays finished: an older message may arrive late.
-        claim = msgspec.structs.replace(claim, holds=holds and known.holds, finished=finished or known.finished)
-    noted = _with_claim(run, seat.rank, claim)
-    return Step(noted) if noted is run else Step(noted, (), _spoke(node, seat))
+        kept = known.holds or not known.announced
+        heard = msgspec.structs.replace(heard, holds=holds and kept, finished=finished or known.finished)
+    noted = _with_heard(run, seat.rank, heard)
+    if noted is run:
+        return Step(noted)
+    newly = finished and not (known is not None and known.finished)
+    return Step(noted, (), _spoke(node, seat), Durability.FINISH if newly else Durability.NONE)
 
 
-def _contradiction(run: Run, highest: Claim | None, said: Joined | Announced, seat: Seat) -> str:
+def _higher(run: Run, said: Joined | Announced, seat: Seat, heard: HeardRank, now: float) -> Step:
+    """A node speaks of a higher world than the others, or than the record: rule 14 without a record applies to it."""
+    superseded = tuple(
+        notice
+        for old in run.heard.values()
+        if old.announced
+        for notice in tell(old.node.id, Broken(old.seal_id, f"round {seat.round} came after it"))
+    )
+    taken = change(run, recorded=None, heard=Table(), ranks=Table())
+    if run.recorded is not None:
+        assert run.hold_ends is not None, "recovery has an end"
+        taken = change(taken, hold_ends=max(run.hold_ends, now + run.settings.hold_s))
+    else:
+        taken = change(taken, bounds=said.bounds, settings=said.settings)
+    durability = Durability.FINISH if heard.finished else Durability.NONE
+    return Step(_with_heard(taken, seat.rank, heard), superseded, _spoke(said.node, seat), durability)
+
+
+def _contradiction(run: Run, highest: _WorldName | None, said: Joined | Announced, seat: Seat) -> str:
     """Why what a node says of a world cannot be true beside what others said; empty if it can."""
     name = said.node.name
     if not said.incarnation:
         return f"{name} speaks of round {seat.round} of an incarnation that it does not name"
     if seat.size > said.bounds.max:
         return f"{name} speaks of a world of {seat.size}, where {said.bounds.max} are the most that it asks for"
+    if run.incarnation and seat.size > run.bounds.max:
+        return (
+            f"{name} speaks of a world of {seat.size}, where {run.bounds.max} are the most that the run was founded for"
+        )
     if highest is None or highest.seal_id != seat.seal_id:
         return ""
     if (highest.incarnation, highest.round, highest.size) != (said.incarnation, seat.round, seat.size):
-        return f"{name} and {highest.node.name} speak of round {seat.round}, but not of the same world"
-    known = run.claims.get(seat.rank)
-    if known is not None and known.node.id != said.node.id:
+        return f"{name} and others speak of round {seat.round}, but not of the same world"
+    known = run.heard.get(seat.rank)
+    if known is not None and known.announced and known.node.id != said.node.id:
         return f"rank {seat.rank} of round {seat.round} is {known.node.name}"
     if run.ranks.get(said.node.id, seat.rank) != seat.rank:
         return f"{name} speaks of two ranks in round {seat.round}"
@@ -81,79 +167,190 @@ def _contradiction(run: Run, highest: Claim | None, said: Joined | Announced, se
 
 
 def silenced(run: Run, node_id: str, *, finished: bool = False) -> Run:
-    """A node that had spoken goes while the authority still recovers: its rank is out, or has finished."""
+    """A node that had spoken goes while the server still recovers: its rank is out, or has finished."""
     rank = run.ranks.get(node_id)
-    if rank is None or run.claims[rank].finished:
+    if rank is None or run.heard[rank].finished:
         return run
-    known = run.claims[rank]
-    claim = msgspec.structs.replace(known, holds=finished and known.holds, finished=finished, gone=not finished)
-    return change(run, claims=run.claims.set(rank, claim))
+    known = run.heard[rank]
+    heard = msgspec.structs.replace(known, holds=finished and known.holds, finished=finished, gone=not finished)
+    return change(run, heard=run.heard.set(rank, heard))
+
+
+def give_up_predecessor(run: Run, now: float) -> Run:
+    """The ranks of the process that served before are lost once their time is over and they have not spoken."""
+    gone, highest = run.predecessor, _highest(run)
+    if gone is None or highest is None or now < gone.until or gone.seal_id != highest.seal_id:
+        return run
+    heard = run.heard
+    for rank in gone.ranks:
+        if rank < highest.size and rank not in heard:
+            heard = heard.set(rank, _unannounced(highest, rank, gone=True))
+    return change(run, heard=heard, predecessor=None)
 
 
 def complete(run: Run, now: float) -> bool:
     """Whether nothing is to be gained by listening on."""
     assert run.hold_ends is not None, "recovery has an end"
-    highest = next(run.claims.values(), None)
+    highest = _highest(run)
     if now >= run.hold_ends:
         return True
     if highest is not None:
-        return len(run.claims) >= highest.size
+        return len(run.heard) >= highest.size
     # Max nodes who have never heard of a world: nobody is left whom it would be unfair not to wait for.
-    return run.round == 0 and len(run.queue) >= run.bounds.max
+    if run.round or len(run.queue) < run.bounds.max:
+        return False
+    waiters = list(run.queue.values())
+    other = next((w.node for w in waiters if w.node.address), None)
+    agreed = sum(w.request is not None and w.request.bounds == run.bounds and _mixes(w.node, other) for w in waiters)
+    return agreed >= run.bounds.max
 
 
 def conclude(run: Run, now: float, mint: str) -> Step:
-    """The hold is over: the highest world stands, or is broken, or there was none."""
-    highest = next(run.claims.values(), None)
+    """The hold is over: the highest world stands, or is broken, or its incarnation has ended, or there was none."""
+    highest = _highest(run)
     if highest is None:
-        fresh = found(run, run.bounds, run.settings, mint)
-        kept = change(fresh, queue=run.queue, spares=run.spares)
-        return Step(kept, (), "nobody speaks of an earlier world: the run starts anew" if run.live else "")
+        return _begin_anew(run, mint, "nobody speaks of an earlier world: the run starts anew")
+    if not _goes_on(run, highest):
+        why = f"nobody of round {highest.round} came back"
+        ended = change(run, last=EndedIncarnation(highest.incarnation, Ending.FAILED, why), last_call_ends=None)
+        anew = _begin_anew(ended, mint, f"{why}: that incarnation of the run has ended")
+        # Its members are told that it is over: that must be recorded first, as any close (rule 17c).
+        return msgspec.structs.replace(anew, durability=Durability.SEAL_OR_CLOSE)
+    return _adopt(run, highest, now)
+
+
+def _goes_on(run: Run, highest: _WorldName) -> bool:
+    """Whether a node that has not finished is here and names the incarnation, or all of its world has finished."""
+    heard = run.heard.values()
+    if any(rank.announced and not (rank.gone or rank.finished) for rank in heard):
+        return True
+    waiters = chain(run.queue.values(), run.spares.values())
+    if any(w.request is not None and w.request.incarnation == highest.incarnation for w in waiters):
+        return True
+    return sum(rank.finished for rank in run.heard.values()) == highest.size
+
+
+def _begin_anew(run: Run, mint: str, why: str) -> Step:
+    """A new incarnation for the nodes that wait, as the first of them asks for it; without one the run is empty."""
+    waiters = sorted(chain(run.queue.values(), run.spares.values()), key=lambda w: w.arrival)
+    first = next((w.request for w in waiters if w.request is not None), None)
+    if first is None:
+        emptied = Run(run_id=run.run_id, round=run.round, arrivals=run.arrivals, last=run.last, hindrance=run.hindrance)
+        return Step(emptied, (), why if run.last is not None else "")
+    called = run.last_call_ends if first.settings == run.settings else None
+    fresh = change(found(run, first.bounds, first.settings, mint), last_call_ends=called)
+    return _keep_waiters(fresh, run.queue.values(), run.spares.values(), why)
+
+
+def _mixes(node: Node, other: Node | None) -> bool:
+    """Whether two nodes can reach each other, by the kind of their addresses (rule 2)."""
+    return other is None or not node.address or is_loopback(node) == is_loopback(other)
+
+
+def _keep_waiters(
+    run: Run, queue: Iterator[Waiter], spares: Iterator[Waiter], why: str, other: Node | None = None
+) -> Step:
+    """The nodes that waited through the hold; those that ask for other bounds, or give addresses of another kind than
+    the first, are refused now (rules 1, 2)."""
+    kept: dict[bool, dict[str, Waiter]] = {False: {}, True: {}}
+    refused: list[Notice] = []
+    for waiter in sorted(chain(queue, spares), key=lambda w: w.arrival):
+        node, request = waiter.node, waiter.request
+        if request is not None and request.bounds != run.bounds:
+            refused += tell(node.id, Refused(explain.bounds_differ(run, node.name, request.bounds)))
+        elif other is not None and not _mixes(node, other):
+            refused += tell(node.id, Refused(explain.addresses_differ(node, other)))
+        else:
+            other = other or (node if node.address else None)
+            is_spare = waiter.node.role is Role.SPARE
+            kept[is_spare][waiter.node.id] = msgspec.structs.replace(waiter, request=None)
+    fields = {"queue": Table.build(kept[False].items()), "spares": Table.build(kept[True].items())}
+    return Step(change(run, **fields), tuple(refused), why)
+
+
+def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
     world = World(highest.incarnation, highest.round, highest.seal_id, _roster(run, highest), now)
-    back = {i: w for i, w in chain(run.queue.items(), run.spares.items()) if i in run.ranks}
-    finished = {c.node.id: rank for rank, c in run.claims.items() if c.finished}
-    here = {c.node.id: rank for rank, c in run.claims.items() if not (c.finished or c.gone or c.node.id in back)}
-    holders = sum(c.holds and not c.finished for c in run.claims.values())
+    heard = run.heard
+    waiting = {**dict(run.queue.items()), **dict(run.spares.items())}
+    back = {i: msgspec.structs.replace(w, request=None) for i, w in waiting.items() if i in run.ranks}
+    finished = {world.members[rank].id: rank for rank, known in heard.items() if known.finished}
+    here = {k.node.id: rank for rank, k in heard.items() if not (k.finished or k.gone or k.node.id in back)}
+    holders = sum(k.holds and not k.finished for k in heard.values())
+    ended_before = run.recorded.ended_before if run.recorded is not None else 0
+    earlier = ((f"finished-before-{number}", -1) for number in range(ended_before))
     adopted = change(
         run,
         incarnation=highest.incarnation,
         world=world,
+        ranks=Table.build((node.id, rank) for rank, node in enumerate(world.members)),
         active=Table.build(here.items()),
-        finished=Table.build(finished.items()),
-        claims=Table(),
+        finished=Table.build(chain(finished.items(), earlier)),
+        queue=Table(),
+        spares=Table(),
+        heard=Table(),
+        recorded=None,
+        predecessor=None,
         hold_ends=None,
+        last_call_ends=None,
+    )
+    kept = _keep_waiters(
+        adopted,
+        (w for i, w in run.queue.items() if i not in back),
+        (w for i, w in run.spares.items() if i not in back),
+        "",
+        next((known.node for known in heard.values() if known.node.address), None),
     )
     if len(finished) == world.size:
-        return close(adopted, Ending.SUCCEEDED, "all members have finished", now)
+        return close(kept.run, Ending.SUCCEEDED, "all members have finished", now).after(kept)
     if holders + len(finished) == world.size:
-        return Step(
-            enter(adopted, Phase.SEALED, told_at=now),
-            (),
-            f"all {world.size} ranks of round {world.round} still hold it",
-        )
+        whole = f"all {world.size} ranks of round {world.round} still hold it"
+        return Step(enter(kept.run, Phase.SEALED, told_at=now), (), whole).after(kept)
     broken = enter(
-        adopted,
+        kept.run,
         Phase.GATHERING,
         returned=Table.build(back.items()),
-        queue=Table.build((i, w) for i, w in run.queue.items() if i not in back),
-        spares=Table.build((i, w) for i, w in run.spares.items() if i not in back),
         regroup_ends=now + run.settings.regroup_s,
     )
     why = f"only {holders} of {world.size} ranks of round {world.round} still hold it"
-    return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why)
+    return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why).after(kept)
+
+
+def adopt_at_once(run: Run, now: float) -> Step:
+    """The run is closed while the server still listens: the highest world that is known, as far as it is."""
+    highest = _highest(run) if run.phase is Phase.RECOVERING else None
+    return Step(run) if highest is None else _adopt(run, highest, now)
+
+
+def recognised(run: Run, node: Node, seat: Seat) -> Run:
+    """A node that the record has as finished, and that the server had not heard: from now on it is told things."""
+    world = run.world
+    if world is None or world.seal_id != seat.seal_id or seat.rank >= world.size:
+        return run
+    known = world.members[seat.rank]
+    if known.id == node.id or run.finished.get(known.id) != seat.rank or known != _nobody(world, seat.rank):
+        return run
+    members = (*world.members[: seat.rank], node, *world.members[seat.rank + 1 :])
+    return change(
+        run,
+        world=msgspec.structs.replace(world, members=members),
+        ranks=run.ranks.without(known.id).set(node.id, seat.rank),
+        finished=run.finished.without(known.id).set(node.id, seat.rank),
+    )
 
 
 def closed_before(run: Run, said: Announced, now: float, mint: str) -> Step:
     """One node knows that the run was closed: that suffices, unless others speak of a later incarnation."""
-    highest = next(run.claims.values(), None)
+    highest = _highest(run)
     if not said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of a closed run that it does not name")
-    if highest is None:
+    if highest is None and not run.incarnation:
         known = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
         return close(stays(known, said), said.ending, said.why, now)
-    if highest.incarnation != said.incarnation:
+    if (highest.incarnation if highest is not None else run.incarnation) != said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
-    concluded = conclude(run, now, mint)
+    concluded = _adopt(run, highest, now) if highest is not None else Step(run)
+    if concluded.run.phase is Phase.CLOSED:
+        return concluded
     return close(stays(concluded.run, said), said.ending, said.why, now).after(concluded)
 
 
@@ -175,21 +372,53 @@ def standing_of(said: Announced) -> tuple[bool, bool]:
     return said.standing in (Standing.HOLDS, Standing.FINISHED), said.standing is Standing.FINISHED
 
 
-def _with_claim(run: Run, rank: int, claim: Claim) -> Run:
-    if claim.holds:
-        run = depart(run, claim.node.id)  # an earlier join was answered after all
-    if run.claims.get(rank) == claim:
+def known_world(run: Run) -> tuple[str, RecordedWorld] | None:
+    """The incarnation and world to record while the server recovers: the highest that is known, with its finished ranks."""
+    highest = _highest(run)
+    if highest is None:
+        return None
+    finished = rank_bitmap(rank for rank, heard in run.heard.items() if heard.finished)
+    before = run.recorded
+    if before is not None:
+        return highest.incarnation, msgspec.structs.replace(before, finished=finished)
+    return highest.incarnation, RecordedWorld(highest.round, highest.seal_id, highest.size, finished)
+
+
+def _highest(run: Run) -> _WorldName | None:
+    """The highest world that was announced, or that the record names."""
+    if run.recorded is not None:
+        recorded = run.recorded
+        return _WorldName(run.incarnation, recorded.round, recorded.seal_id, recorded.size)
+    known = next(run.heard.values(), None)
+    return None if known is None else _WorldName(known.incarnation, known.round, known.seal_id, known.size)
+
+
+def _with_heard(run: Run, rank: int, heard: HeardRank) -> Run:
+    if heard.holds:
+        run = depart(run, heard.node.id)  # an earlier join was answered after all
+    if run.heard.get(rank) == heard:
         return run
-    return change(run, claims=run.claims.set(rank, claim), ranks=run.ranks.set(claim.node.id, rank))
+    return change(run, heard=run.heard.set(rank, heard), ranks=run.ranks.set(heard.node.id, rank))
+
+
+def _unannounced(world: _WorldName, rank: int, *, finished: bool = False, gone: bool = False) -> HeardRank:
+    """A rank that will not speak."""
+    node = _nobody(world, rank)
+    return HeardRank(
+        node, world.incarnation, world.round, world.seal_id, world.size, finished, finished, gone, announced=False
+    )
+
+
+def _nobody(world: _WorldName | World, rank: int) -> Node:
+    """A stand-in for a member that was never heard."""
+    name = f"rank-{rank}-of-round-{world.round}"
+    return Node(id=name, name=name)
 
 
 def _spoke(node: Node, seat: Seat) -> str:
     return f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
 
 
-def _roster(run: Run, highest: Claim) -> tuple[Node, ...]:
-    unheard = (f"rank-{rank}-of-round-{highest.round}" for rank in range(highest.size))
-    return tuple(
-        claim.node if (claim := run.claims.get(rank)) is not None else Node(id=name, name=name)
-        for rank, name in enumerate(unheard)
-    )
+def _roster(run: Run, highest: _WorldName) -> tuple[Node, ...]:
+    heard = (run.heard.get(rank) for rank in range(highest.size))
+    return tuple(known.node if known is not None else _nobody(highest, rank) for rank, known in enumerate(heard))

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import msgspec
 
 from rallypoint.core import explain
-from rallypoint.core.changes import Step, charge, enter
+from rallypoint.core.changes import Durability, Step, charge, enter
 from rallypoint.core.model import Phase, Run, Waiter, World
 from rallypoint.core.notices import Notice, Sealed, StandBy
-from rallypoint.core.ranks import Candidate, RankPolicy, rank
+from rallypoint.core.ranks import STICKY, Candidate, RankPolicy, rank
 from rallypoint.core.table import Table
 
 
@@ -54,6 +54,13 @@ def turnout(run: Run, now: float) -> Turnout:
 
 def decide(run: Run, now: float) -> Verdict:
     """Whether the gathering round is to be sealed now."""
+    verdict = _decide(run, now)
+    if verdict.seal and run.hindrance:
+        return Verdict(False, run.hindrance)
+    return verdict
+
+
+def _decide(run: Run, now: float) -> Verdict:
     here, bounds = turnout(run, now), run.bounds
     if here.present >= bounds.max:
         return Verdict(True, explain.full(run))
@@ -84,9 +91,14 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
     spares = sorted(run.spares.values(), key=_arrival)
     newcomers = here.present - len(run.returned)
     chosen = [*run.returned.values(), *queue[:newcomers], *spares[: here.spares]]
+    policy = run.settings.rank_policy
+    if policy not in policies:
+        # A server that took over may lack what the run was founded with; the run goes on all the same.
+        why = f"{why} (there is no rank policy {policy!r} here: {STICKY!r} is used)"
+        policy = STICKY
     ranking = rank(
         policies,
-        run.settings.rank_policy,
+        policy,
         [Candidate(w.node, w.arrival, run.ranks.get(w.node.id)) for w in chosen],
     )
     world = World(run.incarnation, run.round + 1, f"s{mint}", ranking.members, now)
@@ -112,7 +124,8 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         for w in queue[newcomers:]
     )
     told = (Notice((ranks,), Sealed(world, ranking.remarks)), *surplus)
-    return Step(sealed, told, f"round {world.round} is sealed with {explain.nodes(world.size)}: {why}")
+    words = f"round {world.round} is sealed with {explain.nodes(world.size)}: {why}"
+    return Step(sealed, told, words, Durability.SEAL_OR_CLOSE)
 
 
 def _charge_the_late(run: Run, now: float) -> Run:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from rallypoint.core import explain, joining, leaving, recovery, seal
 from rallypoint.core.changes import Step, break_world, change, close, tell
 from rallypoint.core.events import Announced, CloseAsked, Event, Joined, Left, Lost, Standing
-from rallypoint.core.model import Phase, Role, Run, Waiter, find_waiter
-from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, Refused, StandBy, WaitingCount
+from rallypoint.core.model import EndedIncarnation, Phase, Role, Run, Waiter, find_waiter
+from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, Refused, RunClosed, StandBy, WaitingCount
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.core.table import Table
 
@@ -21,7 +21,7 @@ TELL_INTERVAL_S = 1.0
 
 def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Step:
     """Take one event."""
-    if isinstance(event, (Joined, Announced)) and event.settings.rank_policy not in policies and not run.live:
+    if isinstance(event, (Joined, Announced)) and event.settings.rank_policy not in policies and _may_found(run, event):
         # Whoever founds a run sets its policy: one that nobody knows would let it never be sealed.
         why = f"there is no rank policy {event.settings.rank_policy!r}; there are {', '.join(sorted(policies))}"
         return Step(run, tell(event.node.id, Refused(why)), why)
@@ -30,6 +30,11 @@ def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, R
     if isinstance(event, (Joined, Announced)):
         return _answer(settled, event, now)
     return settled
+
+
+def _may_found(run: Run, said: Joined | Announced) -> bool:
+    """Whether a run may come to be as this node asks for it."""
+    return not run.live or (run.phase is Phase.RECOVERING and said.seat is None)
 
 
 def time_passed(
@@ -45,6 +50,8 @@ def time_passed(
 def wake_at(run: Run, now: float) -> float | None:
     """When `TimePassed` is due next after a step at `now`; None where only an event can change anything."""
     due = [run.hold_ends, run.last_call_ends, run.regroup_ends]
+    if run.predecessor is not None:
+        due.append(run.predecessor.until)
     if run.closing is not None:
         due.append(run.closing.at + run.settings.closed_ttl_s)
     first_pause = run.pauses.first()
@@ -73,8 +80,12 @@ def situation(run: Run, now: float) -> str:
 def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
     if isinstance(event, (Joined, Announced)):
         run = _never_below(run, event)
+        if _stood_by_before(run, event):
+            return _tell_ended(run, event)
         if _is_stranger(run, event):
             return _fence_stranger(run, event, now)
+        if recovery.is_forgotten(run, event):
+            run = recovery.forgotten(run, now)
     if isinstance(event, Joined):
         return joining.join(run, event, now, mint)
     if isinstance(event, Announced):
@@ -96,22 +107,44 @@ def _never_below(run: Run, said: Joined | Announced) -> Run:
 
 def _is_stranger(run: Run, said: Joined | Announced) -> bool:
     """Whether a node speaks of a world in another incarnation of the run."""
-    return said.seat is not None and said.incarnation != run.incarnation and run.phase is not Phase.RECOVERING
+    knows = run.phase is not Phase.RECOVERING or bool(run.incarnation)
+    return said.seat is not None and said.incarnation != run.incarnation and knows
 
 
 def _fence_stranger(run: Run, said: Joined | Announced, now: float) -> Step:
-    """It cannot be told of this incarnation's worlds: it must come anew, under another identity (rule 9)."""
+    """It cannot be told of this incarnation's worlds: it must come anew, under another identity (rule 9).
+
+    A member of the incarnation that ended before this one is told how it ended (rules 1, 17h).
+    """
     assert said.seat is not None, "a stranger names its world"
     node, seat = said.node, said.seat
+    if run.last is not None and said.incarnation == run.last.incarnation:
+        return _tell_ended(run, said)
     why = f"round {seat.round} of {node.name} was in an incarnation of the run that is gone"
     fenced = Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
     return leaving.lost(fenced.run, node.id, "it speaks of another incarnation", now).after(fenced)
 
 
+def _stood_by_before(run: Run, said: Joined | Announced) -> bool:
+    """Whether a node stands by in the incarnation that ended before this one: it ends with that (rule 7)."""
+    stands_by = isinstance(said, Announced) and said.standing is Standing.SPARE and said.seat is None
+    return stands_by and run.last is not None and said.incarnation == run.last.incarnation
+
+
+def _tell_ended(run: Run, said: Joined | Announced) -> Step:
+    """A node of the incarnation before this one is told how that ended (rules 1, 17h)."""
+    last = run.last
+    assert last is not None, "only an incarnation that is known to have ended is told of"
+    closed = RunClosed(last.incarnation, last.ending, last.why)
+    return Step(run, tell(said.node.id, closed), f"{said.node.name} was told that its incarnation of the run has ended")
+
+
 def _close_asked(run: Run, event: CloseAsked, now: float, mint: str) -> Step:
     if run.phase is Phase.CLOSED:
         return Step(run, (), f"{event.by} asked to close what is closed")
-    heard = recovery.conclude(run, now, mint) if run.phase is Phase.RECOVERING and run.claims else Step(run)
+    heard = recovery.adopt_at_once(run, now)
+    if heard.run.phase is Phase.CLOSED:
+        return heard
     if event.incarnation and heard.run.incarnation and event.incarnation != heard.run.incarnation:
         return Step(run, (), f"{event.by} asked to close an incarnation that is gone")
     known = heard.run if heard.run.incarnation else change(heard.run, incarnation=event.incarnation or f"r{mint}")
@@ -130,11 +163,10 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
     if seat is None:
         return Step(run, (), f"{node.name} speaks of a world without naming it")
     if run.phase is Phase.RECOVERING:
-        vetted = joining.vet(run, said)
-        if vetted.notices and vetted.run is run:
-            return vetted
         holds, finished = recovery.standing_of(said)
-        return recovery.claimed(vetted.run, said, seat, holds=holds, finished=finished).after(vetted)
+        return recovery.heard_of(run, said, seat, now, holds=holds, finished=finished)
+    if standing is Standing.FINISHED:
+        run = recovery.recognised(run, node, seat)
     world = run.world
     if node.id in run.finished:
         return Step(run)
@@ -172,9 +204,11 @@ def _heard_closed(run: Run, said: Announced, now: float, mint: str) -> Step:
 
 def _settle(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
     """Whatever is due now, in order: the end of a tombstone, of a hold, of pauses; a seal; the waiting count."""
-    settled = Step(run)
     if run.phase is Phase.CLOSED:
         return _bury(run, now)
+    if run.phase is Phase.RECOVERING:
+        run = _call(recovery.give_up_predecessor(run, now), now)
+    settled = Step(run)
     if run.phase is Phase.RECOVERING and recovery.complete(run, now):
         settled = recovery.conclude(run, now, mint)
         settled = leaving.close_if_too_few(settled.run, now).after(settled)
@@ -191,7 +225,9 @@ def _bury(run: Run, now: float) -> Step:
     assert run.closing is not None, "a closed run knows how it closed"
     if now < run.closing.at + run.settings.closed_ttl_s:
         return Step(run)
-    return Step(Run(run_id=run.run_id, round=run.round), (), "the closed run is forgotten")
+    last = EndedIncarnation(run.incarnation, run.closing.ending, run.closing.why) if run.incarnation else run.last
+    emptied = Run(run_id=run.run_id, round=run.round, last=last, hindrance=run.hindrance)
+    return Step(emptied, (), "the closed run is forgotten")
 
 
 def _release(run: Run, now: float) -> Step:
@@ -215,12 +251,18 @@ def _gather(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy])
     """Start or cancel the last call, and seal when the rule says so."""
     if not run.live:
         return Step(change(run, last_call_ends=None, regroup_ends=None))
-    if not seal.minimum_reached(run, now):
-        run = change(run, last_call_ends=None)
-    elif run.last_call_ends is None:
-        run = change(run, last_call_ends=now + run.settings.last_call_s)
+    run = _call(run, now)
     verdict = seal.decide(run, now)
     return seal.seal(run, verdict.why, now, mint, policies) if verdict.seal else Step(run)
+
+
+def _call(run: Run, now: float) -> Run:
+    """The last call begins when a first round has its minimum, also while the server still listens (rules 4, 14)."""
+    if not seal.minimum_reached(run, now):
+        return run if run.last_call_ends is None else change(run, last_call_ends=None)
+    if run.last_call_ends is None:
+        return change(run, last_call_ends=now + run.settings.last_call_s)
+    return run
 
 
 def _tell_waiting(run: Run, now: float) -> Step:
@@ -251,11 +293,13 @@ def waiting_for(run: Run, waiter: Waiter, now: float) -> KeepWaiting | StandBy:
     """What a node that holds no world is told."""
     node_id, world = waiter.node.id, run.current
     full = world is not None and world.size >= run.bounds.max
+    # Whether a recorded incarnation goes on is decided by the nodes that know it: nobody is told its name before.
+    incarnation = run.incarnation if waiter.request is None else waiter.request.incarnation
     if node_id in run.spares or (node_id in run.queue and (full or run.ending_started)):
-        return StandBy(run.incarnation, _last_round(run), explain.standing_by(run))
+        return StandBy(incarnation, _last_round(run), explain.standing_by(run))
     why, until = _wait(run, waiter, now)
     at_most_s = None if until is None else max(until - now, 0.0)
-    return KeepWaiting(run.incarnation, _last_round(run), why, at_most_s)
+    return KeepWaiting(incarnation, _last_round(run), why, at_most_s)
 
 
 def _wait(run: Run, waiter: Waiter, now: float) -> tuple[str, float | None]:

@@ -20,7 +20,8 @@ from rallypoint.elastic.member_backend import (
 from rallypoint.elastic.options import Option, OptionValues, flag, number, seconds
 from rallypoint.elastic.round_stores import STORE, store_server
 from rallypoint.elastic.utils import parse_rendezvous_endpoint
-from rallypoint.location.member import ServerMember
+from rallypoint.location.fixed import FixedLocator
+from rallypoint.location.member import LocatedMember
 
 DEFAULT_PORT = 29400
 BACKEND = "rallypoint"
@@ -52,14 +53,12 @@ def create_handler(params: RendezvousParameters) -> MemberHandler:
 def create_member(params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False) -> Member:
     """A membership as the parameters ask for it; under torch, torch serves the stores unless the options say otherwise."""
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-    return ServerMember(
-        host,
-        port,
+    return LocatedMember(
+        FixedLocator(host, port, params.run_id, is_host=options[IS_HOST]),
         params.run_id,
         Bounds(params.min_nodes, params.max_nodes),
         settings_from(options),
         node_from(params, options),
-        is_host=options[IS_HOST],
         call_s=options[READ_TIMEOUT],
         close_s=options[CLOSE_TIMEOUT],
         serve_store=store_server(options[STORE], under_torch=under_torch),

@@ -51,11 +51,6 @@ class EtcdLink(LinkTurns):
         return self._reached
 
     @property
-    def keeps_words(self) -> bool:
-        """A word is tried again until it is in etcd."""
-        return True
-
-    @property
     def run_lease(self) -> int:
         """The lease that all of the run hangs on, as far as is known; 0 where there was no board yet."""
         return self._reading.run_lease

@@ -1,6 +1,8 @@
-"""Who hosts: the first process on the endpoint's machine that can bind it serves the run, and the others connect.
+"""A server at a fixed address: the first process on the endpoint's machine that can bind it serves the run.
 
-A hosted server knows its own run only, offers no listing and no administration, and ends with the process (rule 16).
+The others connect.  A hosted server knows its own run only, offers no listing and no administration, and ends with the
+process (rule 16).  When that process dies, another one of the machine binds the address; it knows from its own node
+which ranks were in the process that served, and does not wait for them (rule 14).
 """
 
 from __future__ import annotations
@@ -11,76 +13,137 @@ import os
 import socket
 from collections import defaultdict
 
-from rallypoint.server.coordinator import Happening
+from rallypoint.client.background import background
+from rallypoint.client.identity import process_token
+from rallypoint.client.locator import Target
+from rallypoint.client.session import Session
+from rallypoint.core.model import Predecessor
+from rallypoint.errors import RendezvousConnectionError
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import is_taken, listen
 
 log = logging.getLogger("rallypoint.server")
 
-_hosted: dict[tuple[str, int], Service] = {}
-_users: defaultdict[tuple[str, int], set[Host]] = defaultdict(set)
-"""What this process hosts, and for whom; touched on the background loop only."""
+_Key = tuple[str, int]
+_hosted: dict[_Key, Service] = {}
+_users: defaultdict[_Key, set[FixedLocator]] = defaultdict(set)
+"""What this process hosts, and which of its nodes meet at an endpoint; touched on the background loop only."""
 
 
-class Host:
-    """Serves an endpoint of this machine whenever nobody else does."""
+class FixedLocator:
+    """The server is at this host and port, and this process serves there if it may and nobody else does.
 
-    def __init__(self, address: str, port: int, run_id: str) -> None:
-        self.address = address
-        self.port = port
+    `is_host` says whether this process may serve the endpoint: True insists on it, False forbids it, None lets it serve
+    if the endpoint is an address of this machine and nobody else serves it.
+    """
+
+    def __init__(self, host: str, port: int, run_id: str, *, is_host: bool | None = None) -> None:
         self.run_id = run_id
+        self.session: Session | None = None
+        """That of the node which this is for, once it has asked where to connect."""
+        self._target = Target(host, port)
+        address = local_address(host) if is_host is not False else ""
+        self._key: _Key | None = (address, port) if address else None
+        if is_host and self._key is None:
+            raise RendezvousConnectionError(
+                f"is_host is set, but {host} is not an address of this machine: give the endpoint as an address of "
+                f"one of its interfaces, or leave is_host out"
+            )
+        serves = background().run(self._serve_if_free()) if self._key is not None else False
+        if is_host and not serves:
+            raise RendezvousConnectionError(
+                f"is_host is set, but {host}:{port} cannot be bound: another process has it; use another port, or "
+                f"leave is_host out to connect to what is there"
+            )
 
-    def serve_if_free(self) -> bool:
-        """Bind the endpoint if nobody has it; whether this process serves it now.  On the background loop only."""
-        key = (self.address, self.port)
-        if key in _hosted:
-            _users[key].add(self)
+    async def find(self, session: Session) -> Target:
+        """The fixed address, which this process binds first where it may and nobody has."""
+        self.session = session
+        if self._key is not None:
+            _users[self._key].add(self)
+        if not session.has_standalone_server:
+            # A standalone server comes back on its own, and would find its port taken.
+            await self._serve_if_free()
+        return self._target
+
+    def where(self) -> str:
+        """The endpoint."""
+        return f"{self._target.host}:{self._target.port}"
+
+    async def release(self, timeout_s: float) -> bool:
+        """Serve the others until they are gone, for so long at most; the server ends with its last user here.
+
+        Where other nodes of this process go on using it, there is nothing to wait for.
+        """
+        if self._key is None:
             return True
-        try:
-            listener = listen(self.address, self.port)
-        except OSError as exc:
-            if not is_taken(exc):
-                log.warning("cannot serve %s:%s: %s", self.address, self.port, exc.strerror or exc)
-            return False
-        self._start(key, listener)
-        return True
-
-    async def release(self) -> None:
-        """This process has no more use for the server; it ends with its last user.  On the background loop only."""
-        key = (self.address, self.port)
-        _users[key].discard(self)
-        if not _users[key]:
-            del _users[key]
-            service = _hosted.pop(key, None)
+        users, service = _users[self._key], _hosted.get(self._key)
+        in_time = True
+        if service is not None and service.connections and users <= {self}:
+            try:
+                await asyncio.wait_for(service.quiet.wait(), timeout_s)
+            except (TimeoutError, asyncio.TimeoutError):
+                in_time = False
+        users.discard(self)
+        if not users:
+            _users.pop(self._key, None)
+            service = _hosted.pop(self._key, None)
             if service is not None:
                 await service.stop()
+        return in_time
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether nobody else of this process uses the server.  On the background loop only."""
-        return _users.get((self.address, self.port), set()) <= {self}
+    async def _serve_if_free(self) -> bool:
+        """Bind the endpoint if nobody has it; whether this process serves it now."""
+        key = self._key
+        if key is None:
+            return False
+        if key not in _hosted:
+            try:
+                listener = listen(*key)
+            except OSError as exc:
+                if not is_taken(exc):
+                    log.warning("cannot serve %s:%s: %s", *key, exc.strerror or exc)
+                return False
+            _hosted[key] = self._service(key)
+            await _hosted[key].start(listener)
+        _users[key].add(self)
+        return True
 
-    @property
-    def service(self) -> Service | None:
-        """The server, if this process hosts it."""
-        return _hosted.get((self.address, self.port))
-
-    def _start(self, key: tuple[str, int], listener: socket.socket) -> None:
+    def _service(self, key: _Key) -> Service:
         log.warning(
             "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run",
             self.run_id,
             *key,
         )
-        service = Service(only_run=self.run_id, visitors=False, tell=_tell)
-        _hosted[key] = service
-        _users[key].add(self)
-        starting = asyncio.get_running_loop().create_task(service.start(listener))
-        starting.add_done_callback(lambda _: None)
+        predecessor = _predecessor(self.session) if self.session is not None else None
+        sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]
+        return Service(
+            only_run=self.run_id,
+            visitors=False,
+            tell=tell,
+            process=process_token(),
+            own_place=_own_place(sessions, predecessor),
+            predecessor=predecessor,
+        )
 
 
-def _tell(happening: Happening) -> None:
-    tell(happening)
+def _predecessor(session: Session) -> Predecessor | None:
+    """The ranks that went with the process that served before; they are awaited for the reconnect grace only."""
+    seal_id, ranks = session.server_ranks
+    return Predecessor(seal_id, ranks, session.view.settings.reconnect_grace_s) if ranks else None
+
+
+def _own_place(sessions: list[Session], predecessor: Predecessor | None) -> tuple[str, tuple[int, ...]]:
+    """The newest world of this process's nodes, and the ranks of it that are gone when this process dies too."""
+    worlds = [session.view.world for session in sessions if session.view.world is not None]
+    if not worlds:
+        return "", ()
+    seal_id = max(worlds, key=lambda world: world.round).seal_id
+    ranks = {world.rank for world in worlds if world.seal_id == seal_id}
+    if predecessor is not None and predecessor.seal_id == seal_id:
+        ranks.update(predecessor.ranks)
+    return seal_id, tuple(sorted(ranks))
 
 
 def _forget_hosted() -> None:

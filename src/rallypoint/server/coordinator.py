@@ -1,56 +1,39 @@
 """The server's end of the protocol, sans-IO: many runs, many connections, one core.
 
-It converses with callers; the runs that they speak of are in `runs`.  Bytes and the ends of connections go in with the time; what is to be sent, hung up, written down and told comes out as
-`Effects`.  The shell that brings sockets is `service`; the simulation brings virtual ones.
+It converses with callers; the runs that they speak of are in `runs`.  Bytes and the ends of connections go in with the
+time; what is to be written down, sent, hung up and told comes out as `Effects`.  The shell that brings sockets is
+`service`; the simulation brings virtual ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from rallypoint import heartbeats, protocol
 from rallypoint.core import authority as host
-from rallypoint.core import codec
-from rallypoint.core.clock import LOOK_S, AwakeClock, look
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
-from rallypoint.core.model import Run
+from rallypoint.core import recovery
+from rallypoint.core.authority import Authority, Output
+from rallypoint.core.clock import LOOK_S, AwakeClock, just_woke, look
+from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Message, Standing
+from rallypoint.core.model import Predecessor, Run, Settings
+from rallypoint.core.notices import KeepWaiting, Placed
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousError, RendezvousStateError
-from rallypoint.report import node_to_evict
-from rallypoint.server import queries
+from rallypoint.server import administration, queries
+from rallypoint.server.admission import Admission
+from rallypoint.server.effects import Effects, Happening, ToRecord
 from rallypoint.server.limits import Limits
-from rallypoint.server.runs import Runs, Turn
+from rallypoint.server.runs import Hosted, Input, Runs, Turn
+
+__all__ = ["Coordinator", "Effects", "Happening", "ToRecord"]
 
 DEFAULTS = Limits()
-
-
-@dataclass
-class Happening:
-    """Something worth recording: which run, why, the state before and after, who was given up, and who left."""
-
-    run_id: str
-    why: str
-    before: Run
-    after: Run
-    losses: tuple[Lost, ...] = ()
-    leave: Left | None = None
-
-
-@dataclass
-class Effects:
-    """What the shell is to do, in this order: write the records, send, hang up; and what happened, to be told."""
-
-    records: list[tuple[str, bytes]] = field(default_factory=list)
-    sends: list[tuple[int, bytes]] = field(default_factory=list)
-    hang_ups: list[tuple[int, str]] = field(default_factory=list)
-    happenings: list[Happening] = field(default_factory=list)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there is anything to do; after a mere heartbeat there is not."""
-        return bool(self.sends or self.hang_ups or self.happenings or self.records)
+RECORD_AWAITED_S = 2.0
+"""From when on a node that waits is told that the record is awaited."""
 
 
 @dataclass
@@ -76,7 +59,9 @@ class Coordinator:
     """Everything a server knows.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
-    whether it lists and administers runs for whoever connects without being a node.
+    whether it lists and administers runs for callers that are not nodes.  `process` is the token of the process that it
+    lives in.  An elected server has a `claim_id` and a `secret`, and never forgets its run; after a stall of its own of
+    more than `pause_s` it waits until its claim is known to stand.
     """
 
     def __init__(
@@ -88,25 +73,45 @@ class Coordinator:
         only_run: str = "",
         visitors: bool = True,
         keeps_records: bool = False,
-        records: Iterable[Run] = (),
+        restored: Iterable[tuple[Run, int]] = (),
         limits: Limits = DEFAULTS,
-        hold_s: float = host.HOLD_S,
+        hold_s: float | None = None,
         policies: Mapping[str, RankPolicy] = POLICIES,
+        process: str = "",
+        claim_id: str = "",
+        secret: str = "",
+        pause_s: float = float("inf"),
+        own_place: tuple[str, tuple[int, ...]] = ("", ()),
+        predecessor: Predecessor | None = None,
     ) -> None:
         self.name = name
-        self.only_run = only_run
-        self.visitors = visitors
-        self.keeps_records = keeps_records
         self.limits = limits
-        self.runs = Runs(monotonic, mint, hold_s, policies)
+        self.process = process
+        self.claim_id = claim_id
+        self.runs = Runs(
+            monotonic, mint, policies, keeps_records=keeps_records, forgets=not claim_id, fixed_hold_s=hold_s
+        )
         self.messages: Counter[str] = Counter()
+        self.doubt = ""
+        self.must_renew = False
+        """Whether this server was paused, and the shell is to find out whether its claim stands."""
+        self._unsure_since: float | None = None
+        self._recorded_before: set[str] = set()
+        """Runs whose record was confirmed while the server did not know whether its claim stands."""
+        self.met = False
+        """Whether a node of another process was welcomed."""
+        self._admission = Admission(limits, only_run, visitors, secret)
+        self._pause_s = pause_s
+        self._own_place = own_place
+        self._predecessor = predecessor
+        self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
         self._callers: dict[int, _Caller] = {}
         self._silent: dict[int, float] = {}
         self._lines: dict[tuple[str, str], int] = {}
         self._to_answer: list[int] = []
-        for run in records:
-            self.runs.restore(run, monotonic)
+        for run, epoch in restored:
+            self.runs.restore(run, epoch, monotonic)
 
     # What the shell calls -----------------------------------------------------------------------------------------
 
@@ -154,11 +159,59 @@ class Coordinator:
         """Time passed; due when `wake_at` says so."""
         now, effects = self._look(monotonic), Effects()
         self._answer_beats(effects)
-        for turn in self.runs.tick(now):
-            self._done(turn, effects)
+        self._tell(self.runs.tick(now), effects)
         late = [c for c, since in self._silent.items() if now - since > self.limits.hello_s]
         for caller in late:
             self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
+        return effects
+
+    def recorded(self, run_id: str, monotonic: float) -> Effects:
+        """The record of a run is written; or it is not, and nobody is to wait for it any longer."""
+        now, effects = self._look(monotonic), Effects()
+        if self._unsure_since is not None:
+            self._recorded_before.add(run_id)
+        else:
+            self._tell(self.runs.recorded(run_id, now), effects)
+        return effects
+
+    def renewed(self, run_id: str, asked_at: float, monotonic: float) -> Effects:
+        """The claim is known to stand, since the register was asked: go on after the pause."""
+        now, effects = self._look(monotonic), Effects()
+        if self._unsure_since is None or asked_at < self._unsure_since:
+            return effects  # it was paused once more since it asked
+        self._unsure_since = None
+        if run_id in self._recorded_before:
+            self._recorded_before.discard(run_id)
+            self._tell(self.runs.recorded(run_id, now), effects)
+        else:
+            self._tell(self.runs.resume(run_id, now), effects)
+        return effects
+
+    def claimed_again(self, epoch: int) -> None:
+        """The claim of this server has a higher epoch now; its nodes and memory stay (rule 17d)."""
+        for hosted in self.runs.known.values():
+            hosted.epoch = epoch
+
+    def set_doubt(self, why: str, monotonic: float) -> Effects:
+        """The claim cannot be renewed, for this reason; or it can again, where the reason is empty (rule 17e)."""
+        now, effects = self._look(monotonic), Effects()
+        self.doubt = why
+
+        for run_id in list(self.runs.known):
+            self._tell(self.runs.take(run_id, Input(self.runs.said(host.hinder, why)), now), effects)
+        for (run_id, _), caller in self._lines.items():
+            self._send(caller, self._pong(run_id), effects)
+        return effects
+
+    def step_down(self, why: str) -> Effects:
+        """Another process serves from now on: every caller is told so and sent on (rule 17d)."""
+        effects = Effects()
+        for caller, known in self._callers.items():
+            opening = protocol.MAGIC if known.hello is None else b""
+            self._send(caller, opening + protocol.frame(protocol.Goodbye(why)), effects)
+            effects.hang_ups.append((caller, why))
+        self._callers.clear()
+        self._lines.clear()
         return effects
 
     def knows(self, caller: int) -> bool:
@@ -189,25 +242,40 @@ class Coordinator:
             if all(to != caller for to, _ in effects.sends[sent:]):
                 # Whoever speaks is answered, so that it knows that it is heard.
                 known.answered = now
-                self._send(caller, _PONG, effects)
-                authority = self.runs.known.get(known.key[0])
-                known.frame, known.known = protocol.framed(body), authority.run if authority is not None else None
+                hosted = self.runs.known.get(known.key[0])
+                self._send(caller, self._answer(known, message, hosted, now), effects)
+                known.frame, known.known = protocol.framed(body), hosted.run if hosted is not None else None
                 known.holds = isinstance(message, Announced) and message.standing is Standing.HOLDS
         else:
             self._asked(caller, known, message, now, effects)
 
     def _is_known(self, known: _Caller) -> bool:
-        authority = self.runs.known.get(known.key[0]) if known.hello is not None else None
-        return authority is not None and authority.run is known.known
+        hosted = self.runs.known.get(known.key[0]) if known.hello is not None else None
+        return hosted is not None and hosted.run is known.known
+
+    def _answer(self, known: _Caller, message: Message, hosted: Hosted | None, now: float) -> bytes:
+        """What stands for an answer where there is none: a pong, or to a node that waits, that the record is awaited."""
+        asks = isinstance(message, Joined) or (isinstance(message, Announced) and message.standing is Standing.WAITING)
+        if asks and hosted is not None and hosted.written_since is not None:
+            left_s = now - hosted.written_since
+            if left_s >= RECORD_AWAITED_S:
+                why = f"what was decided is being recorded, and the record has not been confirmed for {left_s:.1f} s"
+                return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
+        return self._pong(known.key[0])
 
     def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
-        refusal = self._refusal(known, hello)
+        refusal = self._admission.refusal(hello, self.runs.known) if known.hello is None else "hello is said once"
         if refusal:
             self._turn_away(caller, refusal, effects, final=True)
+            return
+        if not self._admission.is_proven(hello):
+            # It may have read an older record: it is to read again, and not to despair (rule 17j).
+            self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
             return
         known.hello = hello
         self._silent.pop(caller, None)
         if hello.node_id:
+            self._meet(hello, effects)
             other = self._lines.get(known.key)
             if other is not None and not self._replaces(other, hello):
                 self._turn_away(caller, "the node has a newer connection", effects)
@@ -216,39 +284,49 @@ class Coordinator:
                 self._callers.pop(other, None)
                 effects.hang_ups.append((other, "the node has a newer connection"))
             self._lines[known.key] = caller
-        welcome = protocol.Welcome(protocol.VERSION, self.name, (protocol.STANDALONE,) if self.visitors else ())
+        seal_id, ranks = self._own_ranks(hello.run_id)
+        welcome = protocol.Welcome(
+            protocol.VERSION,
+            self.name,
+            (protocol.STANDALONE,) if self._admission.visitors else (),
+            self._serving(hello.run_id),
+            seal_id,
+            ranks,
+        )
         self._send(caller, protocol.MAGIC + protocol.frame(welcome), effects)
+
+    def _meet(self, hello: protocol.Hello, effects: Effects) -> None:
+        """Note whether a node is of this server's own process, and what it has heard of other servers."""
+        if self.process and hello.process == self.process:
+            self._own_nodes.setdefault(hello.run_id, set()).add(hello.node_id)
+        else:
+            self.met = True
+        serving = self._serving(hello.run_id)
+        if hello.incarnation == serving.incarnation and hello.epoch > serving.epoch and self.claim_id:
+            effects.epochs_heard.append((hello.incarnation, hello.epoch))
+
+    def _serving(self, run_id: str) -> protocol.Serving:
+        hosted = self.runs.known.get(run_id)
+        if hosted is None:
+            return protocol.Serving(claim_id=self.claim_id)
+        return protocol.Serving(hosted.run.incarnation, hosted.epoch, self.claim_id, bool(self.doubt))
+
+    def _own_ranks(self, run_id: str, run: Run | None = None) -> tuple[str, tuple[int, ...]]:
+        """The seal id of a run's world, and the ranks in it that are in this server's own process."""
+        hosted = self.runs.known.get(run_id)
+        run = run or (hosted.run if hosted is not None else None)
+        if run is None or run.world is None:
+            return self._own_place
+        ranks = (run.ranks.get(node_id) for node_id in self._own_nodes.get(run_id, ()))
+        return run.world.seal_id, tuple(sorted(rank for rank in ranks if rank is not None))
+
+    def _pong(self, run_id: str) -> bytes:
+        return protocol.frame(protocol.Pong(self._serving(run_id)))
 
     def _replaces(self, other: int, hello: protocol.Hello) -> bool:
         """The newest connection of a node wins, in whatever order they arrive (rule 14)."""
         known = self._callers[other].hello
         return known is None or hello.connection > known.connection
-
-    def _refusal(self, known: _Caller, hello: protocol.Hello) -> str:
-        """Why a caller cannot be let in; empty if it can."""
-        if known.hello is not None:
-            return "hello is said once"
-        if hello.protocol != protocol.VERSION:
-            return (
-                f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
-                f"run the same release of Rallypoint on both"
-            )
-        if bool(hello.run_id) != bool(hello.node_id):
-            return "a node names its run and itself"
-        if not hello.node_id and not self.visitors:
-            return "this server is part of a job: it offers no listing and no administration"
-        if self.only_run and hello.run_id and hello.run_id != self.only_run:
-            return (
-                f"this server is part of the job {self.only_run!r} and serves no other run; for {hello.run_id!r} start "
-                f"`rallypoint serve`, or use another port"
-            )
-        runs = self.runs.known
-        if hello.run_id and hello.run_id not in runs and len(runs) >= self.limits.runs:
-            return f"the server has {len(runs)} runs, as many as it takes: try again when some have ended"
-        run = runs.get(hello.run_id)
-        if run is not None and len(run.life.signs) >= self.limits.nodes_a_run:
-            return f"run {hello.run_id!r} has {len(run.life.signs)} nodes, as many as the server takes"
-        return ""
 
     def _beat(self, caller: int, known: _Caller, now: float) -> None:
         run_id, node_id = known.key
@@ -262,7 +340,7 @@ class Coordinator:
         """Many at a time, a few times a second: that costs half of answering each in its moment."""
         for caller in self._to_answer:
             if caller in self._callers:
-                self._send(caller, _PONG, effects)
+                self._send(caller, self._pong(self._callers[caller].key[0]), effects)
         self._to_answer.clear()
 
     def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:
@@ -272,55 +350,75 @@ class Coordinator:
             self._turn_away(caller, f"{node_id or 'a visitor'} cannot speak for {speaks_for}", effects, final=True)
             return
         assert known.hello is not None, "checked by the caller"
-        turn = self.runs.receive(run_id, node_id, known.hello.connection, message, now)
-        self._done(turn, effects, message if isinstance(message, Left) else None)
+        if run_id not in self.runs.known:
+            self._open(run_id, message, now)
+        change = self.runs.said(host.receive, node_id, known.hello.connection, message)
+        taken = Input(change, message if isinstance(message, Left) else None)
+        self._tell(self.runs.take(run_id, taken, now), effects)
+
+    def _open(self, run_id: str, message: Message, now: float) -> None:
+        """A run that this server has not heard of; the process that served it before may be known to be gone (rule 14)."""
+        settings = message.settings if isinstance(message, (Joined, Announced)) else Settings()
+        hosted, predecessor = self.runs.open(run_id, now, settings), self._predecessor
+        if predecessor is not None:
+            self._predecessor = None
+            run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
+            hosted.authority = Authority(run, hosted.authority.life)
 
     def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
-        if isinstance(ask, protocol.AskPeers):
-            authority = self.runs.known.get(known.key[0])
-            answer: protocol.Answer = queries.peers(ask, authority.run if authority else None)
-        elif known.key[1]:
-            answer = protocol.Done(ask.number, False, "a node does not administer its run")
-        elif isinstance(ask, protocol.AskRuns):
-            answer = queries.runs(ask, self.runs.known, now)
-        elif isinstance(ask, protocol.AskStatus):
-            answer = queries.status(ask, self.runs.known.get(ask.run_id), now, self.messages)
+        run_id, node_id = known.key
+        if isinstance(ask, protocol.AskHeard) and node_id:
+            self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)
+        elif isinstance(ask, (protocol.AskClose, protocol.AskEvict)) and not node_id:
+            self._administer(caller, ask, now, effects)
         else:
-            answer = self._administer(ask, now, effects)
-        self._send(caller, protocol.frame(answer), effects)
+            answer = queries.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
+            self._send(caller, protocol.frame(answer), effects)
 
-    def _administer(self, ask: protocol.AskClose | protocol.AskEvict, now: float, effects: Effects) -> protocol.Done:
-        authority = self.runs.known.get(ask.run_id)
-        if authority is None:
-            return protocol.Done(ask.number, False, f"there is no run {ask.run_id!r}")
-        if isinstance(ask, protocol.AskClose):
-            event: CloseAsked | Lost = CloseAsked(by="an administrator", why=ask.why or "an administrator closed it")
-        else:
-            try:
-                node_id = node_to_evict(authority.run, ask.node)
-            except RendezvousError as refusal:
-                return protocol.Done(ask.number, False, str(refusal))
-            if node_id is None:
-                return protocol.Done(ask.number, False, f"there is no node {ask.node!r} in run {ask.run_id!r}")
-            event = Lost(node_id, "an administrator evicted it")
-        self._done(self.runs.apply(ask.run_id, event, now), effects)
-        return protocol.Done(ask.number, True)
+    def _administer(
+        self, caller: int, ask: protocol.AskClose | protocol.AskEvict, now: float, effects: Effects
+    ) -> None:
+        """Close a run or evict a node; the answer follows the record."""
+        try:
+            event = administration.event_of(ask, self.runs.known.get(ask.run_id))
+        except RendezvousError as exc:
+            self._send(caller, protocol.frame(protocol.Done(ask.number, False, str(exc))), effects)
+            return
+        taken = Input(self.runs.said(host.apply, event), None, caller, ask.number)
+        self._tell(self.runs.take(ask.run_id, taken, now), effects)
 
     # What becomes of it -------------------------------------------------------------------------------------------
 
-    def _done(self, turn: Turn, effects: Effects, leave: Left | None = None) -> None:
+    def _tell(self, turns: Iterable[Turn], effects: Effects) -> None:
+        """Send what came of inputs, and ask for the records that must be written."""
+        for turn in turns:
+            self._done(turn, effects)
+        for run_id in self.runs.to_record:
+            hosted = self.runs.known[run_id]
+            assert hosted.ahead is not None, "what is to be recorded is known"
+            run = hosted.ahead.run
+            effects.records.append(ToRecord(run, hosted.epoch, self._own_ranks(run_id, run)[1]))
+        effects.forgotten += self.runs.forgotten
+        self.runs.to_record.clear()
+        self.runs.forgotten.clear()
+
+    def _done(self, turn: Turn, effects: Effects) -> None:
         run_id, output, after = turn.run_id, turn.output, turn.output.authority.run
-        if output.durable and self.keeps_records:
-            effects.records.append((run_id, codec.encode_run(after, turn.now)))
         if output.why or output.losses:
-            effects.happenings.append(Happening(run_id, output.why, turn.before, after, output.losses, leave))
+            effects.happenings.append(Happening(run_id, output.why, turn.before, after, output.losses, turn.leave))
         encoded: dict[int, bytes] = {}
+        own_ranks = self._own_ranks(run_id, after)[1] if self._own_nodes else ()
         for node_id, said in output.sends:
             caller = self._lines.get((run_id, node_id))
             if caller is not None:
-                # One notice to many is the same object, and is encoded once.
-                data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
+                if own_ranks and isinstance(said, Placed):
+                    data = protocol.frame(msgspec.structs.replace(said, server_ranks=own_ranks))
+                else:
+                    # One notice to many is the same object, and is encoded once.
+                    data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
                 self._send(caller, data, effects)
+        if turn.asker in self._callers:
+            self._send(turn.asker, protocol.frame(protocol.Done(turn.asked, True)), effects)
 
     def _send(self, caller: int, data: bytes, effects: Effects) -> None:
         self.messages["sent"] += 1
@@ -342,16 +440,26 @@ class Coordinator:
         if self._lines.get(known.key) == caller:
             del self._lines[known.key]
         run_id, node_id = known.key
-        turn = self.runs.connection_ended(run_id, node_id, known.hello.connection, now, self._clock)
-        if turn is not None:
-            self._done(turn, effects)
+        hosted = self.runs.known.get(run_id)
+        if hosted is None:
+            return
+        hosted.beats.pop(node_id, None)
+        connection = known.hello.connection
+        our_fault = just_woke(self._clock, hosted.run.settings.heartbeat_timeout_s, now)
+
+        def change(authority: Authority, run_now: float, mint: str) -> Output:
+            return host.connection_ended(authority, node_id, connection, run_now, our_fault=our_fault)
+
+        self._tell(self.runs.take(run_id, Input(change), now), effects)
 
     def _look(self, monotonic: float) -> float:
-        self._clock, now = look(self._clock, monotonic)
+        before = self._clock
+        self._clock, now = look(before, monotonic)
+        if self._clock.stalled_s - before.stalled_s > self._pause_s:
+            # Another process may serve by now: nobody is answered before the claim is known to stand (rule 17e).
+            self.must_renew, self._unsure_since = True, monotonic
+            self.runs.suspend(now)
         return now
-
-
-_PONG = protocol.frame(protocol.Pong())
 
 
 def _speaker(message: Message) -> str:

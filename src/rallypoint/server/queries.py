@@ -1,14 +1,16 @@
-"""Answers to questions about a run; reading only."""
+"""Answers to questions about runs; reading only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
 
-from rallypoint.core.authority import Authority
 from rallypoint.core.model import Run
 from rallypoint.protocol import (
     PAGE_SIZE,
+    Answer,
+    Ask,
+    AskHeard,
     AskPeers,
     AskRuns,
     AskStatus,
@@ -19,6 +21,24 @@ from rallypoint.protocol import (
     Status,
 )
 from rallypoint.report import line_of, nodes_of
+from rallypoint.server.runs import Hosted
+
+
+def answer(
+    ask: Ask, run_id: str, known: Mapping[str, Hosted], now: float, messages: Mapping[str, int], *, is_node: bool
+) -> Answer:
+    """The answer to a question; `run_id` is the run of the node that asks."""
+    if isinstance(ask, AskPeers):
+        hosted = known.get(run_id)
+        return peers(ask, hosted.run if hosted is not None else None)
+    if isinstance(ask, AskHeard):
+        return Done(ask.number, True)
+    if is_node:
+        return Done(ask.number, False, "a node does not administer its run")
+    if isinstance(ask, AskRuns):
+        return runs(ask, known, now)
+    assert isinstance(ask, AskStatus), "a close and an eviction are no questions"
+    return status(ask, known.get(ask.run_id), now, messages)
 
 
 def peers(ask: AskPeers, run: Run | None) -> Peers | Done:
@@ -31,16 +51,16 @@ def peers(ask: AskPeers, run: Run | None) -> Peers | Done:
     return Peers(ask.number, world.size, page)
 
 
-def runs(ask: AskRuns, known: Mapping[str, Authority], now: float) -> Runs:
+def runs(ask: AskRuns, known: Mapping[str, Hosted], now: float) -> Runs:
     """The first runs by name."""
     names = sorted(known)[:PAGE_SIZE]
-    return Runs(ask.number, len(known), tuple(line_of(known[name].run, now) for name in names))
+    return Runs(ask.number, len(known), tuple(line_of(known[name].run, known[name].time(now)) for name in names))
 
 
-def status(ask: AskStatus, authority: Authority | None, now: float, messages: Mapping[str, int]) -> Status | Done:
+def status(ask: AskStatus, hosted: Hosted | None, now: float, messages: Mapping[str, int]) -> Status | Done:
     """Where a run stands."""
-    if authority is None:
+    if hosted is None:
         return Done(ask.number, False, f"there is no run {ask.run_id!r}")
-    run = authority.run
+    run = hosted.run
     nodes = tuple(islice(nodes_of(run), PAGE_SIZE))
-    return Status(ask.number, line_of(run, now), str(run.bounds), nodes, dict(messages))
+    return Status(ask.number, line_of(run, hosted.time(now)), str(run.bounds), nodes, dict(messages))

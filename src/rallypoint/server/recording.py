@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint import recording
-from rallypoint.server.coordinator import Happening
+from rallypoint.server.effects import Happening
 
 
 def tell(happening: Happening) -> None:

@@ -1,111 +1,245 @@
-"""The runs that a server hosts: their authorities, and when to look at which of them again.
+"""The runs that a server hosts: their authorities, what waits for a record, and when to look at which of them again.
 
-It knows no connections; `coordinator` does.  What is said to a run goes in with the time, and what came of it is
-returned as a `Turn`.
+It knows no connections; `coordinator` does.  An input goes in with the time, and what came of it is returned as `Turn`s.
+
+Recorded before told (rule 17c): where the server keeps records, a seal, a close and a finish are withheld until the record
+is written.  Meanwhile the run's inputs queue and its clock stands; then they are applied in order up to the first seal or
+close, which is one write again.  Nothing is decided on top of what is not recorded.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from rallypoint.core import authority as host
 from rallypoint.core.authority import Authority, Output
-from rallypoint.core.clock import AwakeClock
-from rallypoint.core.events import CloseAsked, Lost, Message
+from rallypoint.core.changes import Durability
+from rallypoint.core.events import Left
 from rallypoint.core.liveness import NO_BEATS
-from rallypoint.core.model import Run
+from rallypoint.core.model import Run, Settings
 from rallypoint.core.ranks import RankPolicy
+
+DEFAULTS = Settings()
+LONGEST_HOLD_S = 120.0
+"""A run whose nodes never come would stay in memory for as long as its own settings say."""
+
+
+def hold_of(settings: Settings) -> float:
+    """How long a server that has just started listens for the nodes of a run's earlier life (rule 14)."""
+    return min(settings.hold_s, LONGEST_HOLD_S)
+
+
+Change = Callable[[Authority, float, str], Output]
+"""What an input does to an authority, at a time of the run's own clock, with a fresh random text."""
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What came of something: when, in which run, how it was before, and the core's output."""
+    """What came of an input: when, in which run, how it was before, and the core's output.
+
+    `asked` is the number of a question of `asker` that only wanted to be answered in its turn.
+    """
 
     now: float
     run_id: str
     before: Run
     output: Output
+    leave: Left | None = None
+    asker: int = 0
+    asked: int = 0
+
+
+@dataclass(frozen=True)
+class Input:
+    """Something that happens to a run; a question where there is no change."""
+
+    change: Change | None
+    leave: Left | None = None
+    asker: int = 0
+    asked: int = 0
+
+
+@dataclass
+class Hosted:
+    """One run.  `authority` is what is recorded; `ahead` is what it will be when the write that is in flight is done."""
+
+    authority: Authority
+    hold_s: float
+    epoch: int = 0
+    stood_s: float = 0.0
+    written_since: float | None = None
+    ahead: Authority | None = None
+    withheld: list[Turn] = field(default_factory=list)
+    queue: deque[Input] = field(default_factory=deque)
+    beats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run:
+        """The run as it is recorded, and as everybody may know it."""
+        return self.authority.run
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write of its record is in flight."""
+        return self.written_since is not None
+
+    def time(self, now: float) -> float:
+        """The run's own clock, which stands while a write is in flight."""
+        return (now if self.written_since is None else self.written_since) - self.stood_s
 
 
 class Runs:
     """Many runs at once, each in a namespace of its own."""
 
     def __init__(
-        self, started: float, mint: Callable[[], str], hold_s: float, policies: Mapping[str, RankPolicy]
+        self,
+        started: float,
+        mint: Callable[[], str],
+        policies: Mapping[str, RankPolicy],
+        *,
+        keeps_records: bool,
+        forgets: bool = True,
+        fixed_hold_s: float | None = None,
     ) -> None:
-        self.hold_s = hold_s
-        self.known: dict[str, Authority] = {}
+        self.fixed_hold_s = fixed_hold_s
+        """The hold of every run; None: each run's settings tell."""
+        self.known: dict[str, Hosted] = {}
+        self.to_record: list[str] = []
+        """Runs whose record is to be written now: the shell does it and calls `recorded`."""
+        self.forgotten: list[str] = []
+        """Runs that have ended, whose records are of no more use."""
+        self._keeps_records = keeps_records
+        self._forgets = forgets
         self._started = started
         self._mint = mint
         self._policies = policies
         self._wakes: list[tuple[float, str]] = []
         self._wake: dict[str, float] = {}
-        self._beats: dict[str, dict[str, float]] = {}
 
-    def restore(self, run: Run, now: float) -> None:
-        """A run that a record tells of."""
-        self._keep(run.run_id, host.restore(run, now), now)
+    def restore(self, run: Run, epoch: int, now: float) -> None:
+        """A run that a record tells of; the epoch is that of this start of the server."""
+        hosted = self.known[run.run_id] = Hosted(Authority(run), self._hold_s(run.settings), epoch)
+        self._keep(run.run_id, hosted, now)
 
-    def receive(self, run_id: str, node_id: str, connection: int, message: Message, now: float) -> Turn:
-        """A node said something on one of its connections; a run that is not known is opened by that."""
-        authority = self.known.get(run_id)
-        if authority is None:
-            authority = self.known[run_id] = host.open_run(run_id, self._started, now, self.hold_s)
-        output = host.receive(authority, node_id, connection, message, now, self._mint(), self._policies)
-        return self._done(run_id, output, now)
+    def open(self, run_id: str, now: float, settings: Settings = DEFAULTS) -> Hosted:
+        """The run of that name; one that is not known is opened by that, with the settings of the node that names it."""
+        hosted = self.known.get(run_id)
+        if hosted is None:
+            hold_s = self._hold_s(settings)
+            authority = host.open_run(run_id, self._started, now, hold_s)
+            hosted = self.known[run_id] = Hosted(authority, hold_s, int(self._keeps_records))
+        return hosted
+
+    def _hold_s(self, settings: Settings) -> float:
+        return hold_of(settings) if self.fixed_hold_s is None else self.fixed_hold_s
+
+    def take(self, run_id: str, taken: Input, now: float) -> Iterator[Turn]:
+        """Something happens to a run: what came of it, unless it has to wait for a record."""
+        hosted = self.open(run_id, now)
+        hosted.queue.append(taken)
+        if not hosted.is_writing:
+            yield from self._drain(run_id, hosted, now)
+
+    def recorded(self, run_id: str, now: float) -> Iterator[Turn]:
+        """The record of a run is written: what was withheld, and what came of the inputs that waited."""
+        hosted = self.known.get(run_id)
+        if hosted is None or hosted.written_since is None or hosted.ahead is None:
+            return
+        hosted.stood_s += now - hosted.written_since
+        hosted.written_since = None
+        hosted.authority, hosted.ahead = hosted.ahead, None
+        withheld, hosted.withheld = hosted.withheld, []
+        yield from withheld
+        yield from self._drain(run_id, hosted, now)
+
+    def suspend(self, now: float) -> None:
+        """Take no input of any run before `resume` is called for it."""
+        for hosted in self.known.values():
+            if not hosted.is_writing:
+                hosted.ahead, hosted.written_since = hosted.authority, now
+
+    def resume(self, run_id: str, now: float) -> Iterator[Turn]:
+        """Take the inputs of a run again that was suspended; a write that is in flight goes on being awaited."""
+        hosted = self.known.get(run_id)
+        if hosted is not None and not hosted.withheld:
+            yield from self.recorded(run_id, now)
 
     def beat(self, run_id: str, node_id: str, now: float) -> None:
-        """A node said once more what is known of it: only the time is noted."""
-        self._beats.setdefault(run_id, {})[node_id] = now
-
-    def apply(self, run_id: str, event: CloseAsked | Lost, now: float) -> Turn:
-        """An administrator's word about a run that is known."""
-        return self._done(run_id, host.apply(self.known[run_id], event, now, self._mint(), self._policies), now)
-
-    def connection_ended(
-        self, run_id: str, node_id: str, connection: int, now: float, clock: AwakeClock
-    ) -> Turn | None:
-        """A connection of a node is gone."""
-        authority = self.known.get(run_id)
-        if authority is None:
-            return None
-        self._beats.get(run_id, {}).pop(node_id, None)
-        return self._done(run_id, host.connection_ended(authority, node_id, connection, now, clock), now)
+        """A node of a run said nothing new: only the time is noted."""
+        hosted = self.known[run_id]
+        hosted.beats[node_id] = hosted.time(now)
 
     def tick(self, now: float) -> Iterator[Turn]:
         """Time passed: what came of it in the runs that are due."""
         while self._wakes and self._wakes[0][0] <= now:
             moment, run_id = heapq.heappop(self._wakes)
-            if self._wake.get(run_id) == moment:
-                del self._wake[run_id]
-                beats = self._beats.get(run_id, NO_BEATS)
-                yield self._done(run_id, host.tick(self.known[run_id], now, self._mint(), self._policies, beats), now)
+            hosted = self.known.get(run_id)
+            if self._wake.get(run_id) != moment or hosted is None:
+                continue
+            del self._wake[run_id]
+            if not hosted.is_writing:
+                hosted.queue.append(Input(self._time_passes(hosted)))
+                yield from self._drain(run_id, hosted, now)
 
     def wake_at(self) -> float | None:
         """When the next run is due, if any."""
         return self._wakes[0][0] if self._wakes else None
 
-    def _done(self, run_id: str, output: Output, now: float) -> Turn:
-        before = self.known[run_id].run
-        self._keep(run_id, output.authority, now)
-        return Turn(now, run_id, before, output)
+    def said(self, change: Callable[..., Output], *arguments: object) -> Change:
+        """A change by one of the authority's functions that take a message or an event."""
 
-    def _keep(self, run_id: str, authority: Authority, now: float) -> None:
-        settled_at = self._started + self.hold_s
-        if host.is_idle(authority) and now >= settled_at:
+        def apply(authority: Authority, now: float, mint: str) -> Output:
+            return change(authority, *arguments, now, mint, self._policies)
+
+        return apply
+
+    def _time_passes(self, hosted: Hosted) -> Change:
+        def apply(authority: Authority, now: float, mint: str) -> Output:
+            return host.tick(authority, now, mint, self._policies, hosted.beats or NO_BEATS)
+
+        return apply
+
+    def _drain(self, run_id: str, hosted: Hosted, now: float) -> Iterator[Turn]:
+        """Apply what waits, up to the first seal or close that must be recorded."""
+        run_now = hosted.time(now)
+        while hosted.queue:
+            taken = hosted.queue.popleft()
+            authority = hosted.ahead or hosted.authority
+            output = Output(authority) if taken.change is None else taken.change(authority, run_now, self._mint())
+            turn = Turn(run_now, run_id, authority.run, output, taken.leave, taken.asker, taken.asked)
+            if hosted.ahead is not None or (self._keeps_records and output.durability):
+                hosted.withheld.append(turn)
+                hosted.ahead = output.authority
+                if output.durability is Durability.SEAL_OR_CLOSE:
+                    break
+            else:
+                hosted.authority = output.authority
+                yield turn
+        if hosted.ahead is not None:
+            hosted.written_since = now
+            self.to_record.append(run_id)
+        else:
+            self._keep(run_id, hosted, now)
+
+    def _keep(self, run_id: str, hosted: Hosted, now: float) -> None:
+        settled_at = self._started + hosted.hold_s
+        is_idle = self._forgets and host.is_idle(hosted.authority)
+        if is_idle and now >= settled_at:
             self.known.pop(run_id, None)
             self._wake.pop(run_id, None)
-            self._beats.pop(run_id, None)
+            if self._keeps_records:
+                self.forgotten.append(run_id)
             return
-        self.known[run_id] = authority
-        if host.is_idle(authority) and run_id not in self._wake:
+        if is_idle and run_id not in self._wake:
             # Until every node of an earlier life must have spoken, a forgotten run would be recovered once more.
             self._plan(run_id, settled_at)
-        due, planned = host.wake_at(authority, now), self._wake.get(run_id)
-        if due is not None and (planned is None or due < planned):
-            self._plan(run_id, due)
+        due, planned = host.wake_at(hosted.authority, hosted.time(now)), self._wake.get(run_id)
+        if due is not None and (planned is None or due + hosted.stood_s < planned):
+            self._plan(run_id, due + hosted.stood_s)
 
     def _plan(self, run_id: str, moment: float) -> None:
         self._wake[run_id] = moment

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from rallypoint.server.coordinator import Coordinator, Effects, Happening
+from rallypoint.core.model import Predecessor
+from rallypoint.server.coordinator import Coordinator
+from rallypoint.server.effects import Effects, Happening
 from rallypoint.server.limits import Limits
 from rallypoint.server.sockets import raise_file_limit
 from rallypoint.server.state_file import StateFile
+from rallypoint.server.state_writer import StateWriter, restored_runs
 from rallypoint.stores.listening import BACKLOG
 
 log = logging.getLogger("rallypoint.server")
@@ -38,8 +41,11 @@ class Service:
         state: StateFile | None = None,
         limits: Limits | None = None,
         tell: Callable[[Happening], None] | None = None,
+        process: str = "",
+        own_place: tuple[str, tuple[int, ...]] = ("", ()),
+        predecessor: Predecessor | None = None,
     ) -> None:
-        self._state = state
+        self._state = StateWriter(state) if state is not None else None
         self._tell = tell
         self._limits = limits or Limits(connections=raise_file_limit() - RESERVE)
         self._lines: dict[int, _Line] = {}
@@ -56,8 +62,11 @@ class Service:
             only_run=only_run,
             visitors=visitors,
             keeps_records=state is not None,
-            records=state.read(now) if state is not None else (),
+            restored=restored_runs(state, now) if state is not None else (),
             limits=self._limits,
+            process=process,
+            own_place=own_place,
+            predecessor=predecessor,
         )
 
     async def start(self, listener: socket.socket) -> None:
@@ -79,7 +88,7 @@ class Service:
         for line in list(self._lines.values()):
             line.transport.close()
         if self._state is not None:
-            self._state.close()
+            await self._state.close()
 
     @property
     def connections(self) -> int:
@@ -87,9 +96,9 @@ class Service:
         return len(self._lines)
 
     def perform(self, effects: Effects) -> None:
-        """Do what the coordinator decided: write it down, send it, hang up, tell of it."""
-        if effects.records and self._state is not None:
-            self._write_down(self._state, effects)
+        """Do what the coordinator decided: begin to write it down, send it, hang up, tell of it."""
+        if self._state is not None and (effects.records or effects.forgotten):
+            self._state.write(effects, self._recorded)
         for caller, data in _by_caller(effects.sends):
             line = self._lines.get(caller)
             if line is not None:
@@ -106,16 +115,8 @@ class Service:
                 self._tell(happening)
         self._plan()
 
-    @staticmethod
-    def _write_down(state: StateFile, effects: Effects) -> None:
-        """A full disk does not stop a job: its nodes can tell a restarted server what they know (rule 14)."""
-        try:
-            state.append(effects.records)
-        except OSError as exc:
-            runs = ", ".join(run_id for run_id, _ in effects.records)
-            log.error(
-                "%s cannot be written: %s; a restart would not know of the last change of %s", state.path, exc, runs
-            )
+    def _recorded(self, run_id: str) -> None:
+        self.perform(self.coordinator.recorded(run_id, time.monotonic()))
 
     def opened(self, line: _Line) -> int:
         """A connection was made."""

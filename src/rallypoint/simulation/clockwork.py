@@ -49,6 +49,8 @@ class Process:
         self.rate = rate
         self.alive = True
         self.stopped = False
+        self.was_seen = False
+        """Whether others saw its connections end when it died."""
         self._stopped_at = 0.0
         self._stopped_s = 0.0
         self._backlog: list[Action] = []
@@ -57,6 +59,11 @@ class Process:
     def stopped_s(self) -> float:
         """For how long it was stopped, up to now."""
         return self._stopped_s + (self.clockwork.time - self._stopped_at if self.stopped else 0.0)
+
+    @property
+    def stopped_now_s(self) -> float:
+        """For how long it has been stopped this time."""
+        return self.clockwork.time - self._stopped_at if self.stopped else 0.0
 
     @property
     def now(self) -> float:

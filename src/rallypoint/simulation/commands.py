@@ -10,6 +10,12 @@ resend NAME                      its join is sent once more
 finish NAME | withdraw NAME | give-up NAME
 crash | restart                  the authority dies, or starts without its memory
 close                            somebody closes the run
+freeze NAME                      its loop stands still, the thread that renews its lease runs on
+hide NAME | refuse NAME          nobody reaches its server; its connections to others are refused
+evict NAME                       an administrator gives it up
+doom NAME record | tell          it dies when its next write is in the register, or right after that was told
+unplug NAME                      it cannot reach the register
+register away | back | empty | touch | [loss=P] [stale=P] [late=S] [delay=LOW:HIGH]
 network [loss=P] [twice=P] [delay=LOW:HIGH]
 advance S                        let time pass
 show                             where the run stands
@@ -18,10 +24,13 @@ show                             where the run stands
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rallypoint.core.model import Bounds, Reason, Role
 from rallypoint.errors import RendezvousStateError
 from rallypoint.simulation.agent import Agent
+from rallypoint.simulation.elected import ElectedWorld
+from rallypoint.simulation.peer import Peer
 from rallypoint.simulation.world import World
 
 FAULTS = {
@@ -41,6 +50,21 @@ FAULTS = {
     "rate": "clock skew",
     "withdraw": "early leave",
     "give-up": "giving up",
+    "freeze": "frozen loop, living lease",
+    "hide": "wrong address",
+    "refuse": "connections refused",
+    "unplug": "cut off from the register",
+    "evict": "eviction",
+    "doom": "crash around record and tell",
+    "away": "register away",
+    "empty": "register emptied",
+    "touch": "token bumped by others",
+    "lost answer": "register's answers lost",
+    "stale read": "stale reads",
+    "late write": "late writes",
+    "slow register": "register calls of seconds",
+    "rivals": "two servers alive at once",
+    "rest": "unequal settings",
 }
 
 
@@ -73,6 +97,10 @@ def _start(world: World, words: list[str]) -> None:
     given = dict(option.partition("=")[::2] for option in options)
     if float(given.get("rate", 1)) != 1:
         world.faults["rate"] += 1
+    elected: dict[str, Any] = {}
+    if isinstance(world, ElectedWorld):
+        elected = {"rest_s": float(given["rest"]) if "rest" in given else None, "may_claim": "guest" not in given}
+        world.faults["rest"] += "rest" in given
     world.start(
         name,
         role=Role.SPARE if "spare" in given else Role.MEMBER,
@@ -83,6 +111,7 @@ def _start(world: World, words: list[str]) -> None:
         timeout_s=float(given.get("timeout", 600)),
         rate=float(given.get("rate", 1)),
         bounds=parse_bounds(given["bounds"]) if "bounds" in given else None,
+        **elected,
     )
 
 
@@ -114,6 +143,74 @@ def _heal(world: World, words: list[str]) -> None:
     name = _agent(world, words).name
     world.network.cut.discard(name)
     world.network.deaf.discard(name)
+    if isinstance(world, ElectedWorld):
+        for trouble in (world.hidden, world.refusing, world.register.cut):
+            trouble.discard(name)
+
+
+def _freeze(world: World, words: list[str]) -> None:
+    peer = _peer(world, words)
+    peer.frozen = True
+    peer.stop()
+
+
+def _hide(world: World, words: list[str]) -> None:
+    _elected(world).hidden.add(_peer(world, words).name)
+
+
+def _refuse(world: World, words: list[str]) -> None:
+    peer = _peer(world, words)
+    _elected(world).refusing.add(peer.name)
+    world.flap(peer, 0.01)
+
+
+def _doom(world: World, words: list[str]) -> None:
+    _elected(world).doomed[_peer(world, words).name] = words[1]
+
+
+def _evict(world: World, words: list[str]) -> None:
+    _elected(world).evict(_peer(world, words).name)
+
+
+def _unplug(world: World, words: list[str]) -> None:
+    _elected(world).register.cut.add(_peer(world, words).name)
+
+
+def _register(world: World, words: list[str]) -> None:
+    register = _elected(world).register
+    given = dict(word.partition("=")[::2] for word in words)
+    if words[0] == "empty":
+        world.faults["empty"] += 1
+        register.empty()
+        _elected(world).judge.register_emptied()
+    elif words[0] == "touch":
+        world.faults["touch"] += 1
+        register.touch()
+    elif words[0] in ("away", "back"):
+        register.is_away = words[0] == "away"
+        world.faults["away"] += register.is_away
+    for word, name in (("loss", "lost answer"), ("stale", "stale read"), ("late", "late write")):
+        world.faults[name] += float(given.get(word, 0)) > 0
+    register.loss = float(given.get("loss", register.loss))
+    register.stale = float(given.get("stale", register.stale))
+    register.late_s = float(given.get("late", register.late_s))
+    if "delay" in given:
+        low, _, high = given["delay"].partition(":")
+        register.delay_s = (float(low), float(high or low))
+        world.faults["slow register"] += register.delay_s[1] >= 1.0
+
+
+def _elected(world: World) -> ElectedWorld:
+    if not isinstance(world, ElectedWorld):
+        raise ValueError("only a world that elects its server has a register: `world elected …`")
+    return world
+
+
+def _peer(world: World, words: list[str]) -> Peer:
+    agent = _agent(world, words)
+    if not isinstance(agent, Peer):
+        raise ValueError("only a world that elects its server has processes that may serve: `world elected …`")
+    return agent
 
 
 def _flap(world: World, words: list[str]) -> None:
@@ -188,6 +285,13 @@ _VERBS: dict[str, Callable[[World, list[str]], None]] = {
     "cut": _cut,
     "mute": _mute,
     "heal": _heal,
+    "freeze": _freeze,
+    "hide": _hide,
+    "refuse": _refuse,
+    "unplug": _unplug,
+    "evict": _evict,
+    "doom": _doom,
+    "register": _register,
     "flap": _flap,
     "fail": _fail,
     "resend": _resend,

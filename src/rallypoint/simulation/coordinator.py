@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.core import authority as host
-from rallypoint.core import codec
+from rallypoint.core import record as recording
 from rallypoint.core.model import Run
 from rallypoint.server.coordinator import Coordinator, Effects
 from rallypoint.server.limits import Limits
@@ -32,7 +33,7 @@ class Authority(Process):
             monotonic=self.now,
             mint=world.mint,
             keeps_records=world.durable,
-            records=[] if record is None else [codec.decode_run(record, self.now)],
+            restored=[] if record is None else [_restored(record, self.now)],
             limits=UNLIMITED,
             hold_s=world.settings.hold_s,
             policies=world.policies,
@@ -72,8 +73,12 @@ class Authority(Process):
         self._done(self.run, self.server.tick(self.now), None)
 
     def _done(self, before: Run, effects: Effects, data: bytes | None) -> None:
-        for _, record in effects.records:
-            self.world.record = record
+        for each in effects.records:
+            written = recording.of(each.run, epoch=each.epoch, write_id=self.world.mint())
+            self.world.record = recording.encode(written)
+            self.later(0.0, partial(self._recorded, each.run.run_id))
+        if effects.forgotten:
+            self.world.record = None
         self.world.authority_acted(before, self.run, effects, data)
         for line, sent in effects.sends:
             self.world.send_to_node(line, sent)
@@ -84,5 +89,18 @@ class Authority(Process):
             self._alarm = due
             self.later(due - self.now, self._ring(due))
 
+    def _recorded(self, run_id: str) -> None:
+        before = self.run
+        effects = self.server.recorded(run_id, self.now)
+        for happening in effects.happenings:
+            happening.losses = ()  # decided before the record was written: what was heard since says nothing of them
+        self._done(before, effects, None)
+
     def _ring(self, due: float) -> Action:
         return lambda: self.tick() if self._alarm == due else None
+
+
+def _restored(data: bytes, now: float) -> tuple[Run, int]:
+    """The run of a record, and the epoch of the server that starts with it."""
+    known = recording.decode(data)
+    return recording.restored(known, now, known.settings.hold_s), known.epoch + 1

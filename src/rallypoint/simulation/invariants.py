@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.core.check import complaints
 from rallypoint.core.clock import LOOK_S
@@ -21,6 +21,30 @@ FEW = 64
 
 class BrokenInvariantError(AssertionError):
     """Something happened that must never happen."""
+
+
+class Judge(Protocol):
+    """What every kind of world has: something that is told what happens, and says when it must not have happened."""
+
+    rosters: dict[str, tuple[str, int, tuple[str, ...]]]
+
+    def authority_started(self) -> None:
+        """A new life of the authority."""
+
+    def authority_acted(self, before: Run, run: Run, message: Message | None) -> None:
+        """The authority took an input."""
+
+    def judge_loss(self, loss: Lost) -> None:
+        """The authority gave a node up."""
+
+    def agent_changed(self, agent: Agent, before: View) -> None:
+        """A node's view changed."""
+
+    def disturbed(self) -> None:
+        """Something happens to the nodes."""
+
+    def check_rest(self, quiet_s: float) -> None:
+        """Long after the last fault everybody is where they should be."""
 
 
 class Invariants:
@@ -71,10 +95,12 @@ class Invariants:
         world = run.world
         assert world is not None
         roster = (world.incarnation, world.round, tuple(node.id for node in world.members))
-        if not before.incarnation and world.seal_id in self.rosters:
+        recovers = before.phase is Phase.RECOVERING or not before.incarnation
+        if recovers and world.seal_id in self.rosters:
             # The authority knew nothing of the run, and was told of this world by its members.
             known = self.rosters[world.seal_id]
-            unheard = sum(a != b for a, b in zip(known[2], roster[2], strict=True))
+            finished = {world.members[rank].id for node_id, rank in run.finished.items() if node_id in run.ranks}
+            unheard = sum(a != b and b not in finished for a, b in zip(known[2], roster[2], strict=True))
             self._require(
                 known[:2] == roster[:2] and (run.current is None or not unheard),
                 f"a recovered world differs from the sealed one: {known} and {roster}",
@@ -134,7 +160,7 @@ class Invariants:
                 view.world.seal_id != self.protected or self._max_know_of_no_world(view.world.seal_id),
                 f"{agent.name} was put out, although only the authority had restarted: {view.why}",
             )
-        if view.state is State.BROKEN:
+        if view.state is State.BROKEN and not view.why.startswith("this node itself"):
             self._require(
                 self._is_over(view.world.seal_id),
                 f"{agent.name} was told that {view.world.seal_id} is broken, but it never broke",

@@ -9,7 +9,7 @@
        0.001 authority: a founded the run for 2 nodes
 
 Lines before the first command that begin with `#` are the file's title.  `world` comes first and may set any number
-from `Settings` by its name, `seed=N` and `durable`.
+from `Settings` by its name, `seed=N`, `durable`, `elected` (by a register) and `leases` (of that register).
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def make_world(line: str) -> Setup:
     given = dict(word.partition("=")[::2] for word in line.split()[1:])
     setup = Setup(int(given.pop("seed", "0")), parse_bounds(given.pop("bounds")), Settings())
     setup.durable = given.pop("durable", None) is not None
+    setup.elected = given.pop("elected", None) is not None
+    setup.leases = given.pop("leases", None) is not None
     if given.pop("brisk", None) is not None:
         setup.settings = SETTINGS
     setup.settings = msgspec.convert({**msgspec.to_builtins(setup.settings), **given}, Settings, strict=False)
@@ -82,7 +84,8 @@ def make_world(line: str) -> Setup:
 def from_schedule(title: str, setup: Setup, commands: list[str]) -> Scenario:
     """A schedule that was played, as a scenario."""
     durable = " durable" if setup.durable else ""
-    first = f"world bounds={setup.bounds} seed={setup.seed} brisk{durable}"
+    kind = " elected" * setup.elected + " leases" * setup.leases
+    first = f"world bounds={setup.bounds} seed={setup.seed} brisk{durable}{kind}"
     return play(Scenario([f"# {title}"], [(first, []), *((command, []) for command in commands)]))
 
 

@@ -15,6 +15,7 @@ from rallypoint.core.model import Bounds, Phase, Settings
 from rallypoint.core.node import State
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.commands import perform
+from rallypoint.simulation.elected import ElectedWorld
 from rallypoint.simulation.invariants import BrokenInvariantError
 from rallypoint.simulation.world import World
 
@@ -22,6 +23,8 @@ MIN_EVENTS = 60
 MIN_FAULT_KINDS = 3
 MIN_COMMANDS = 15
 MAX_COMMANDS = 400
+ELECTED_EVENTS = 150
+"""What nodes learn counts as well where the server is elected, since there is more than one that takes events."""
 REST_S = 24.0
 QUIET_S = 6.0
 
@@ -49,9 +52,13 @@ class Setup:
     bounds: Bounds
     settings: Settings = SETTINGS
     durable: bool = False
+    elected: bool = False
+    leases: bool = False
 
     def world(self, *, talkative: bool = False) -> World:
         """The world before anything happens in it."""
+        if self.elected:
+            return ElectedWorld(self.seed, self.bounds, self.settings, has_leases=self.leases, talkative=talkative)
         return World(self.seed, self.bounds, self.settings, durable=self.durable, talkative=talkative)
 
 
@@ -71,10 +78,16 @@ class Played:
 def setup(seed: int) -> tuple[Setup, int, random.Random]:
     """What a seed stands for: the world's make-up, the number of nodes, and the source of all further choices."""
     chance = random.Random(f"rallypoint/{seed}")
-    nodes = chance.randint(3, 12)
-    high = chance.randint(2, nodes)
-    low = high if chance.random() < 0.25 else chance.randint(1, high // 2 + 1)
-    return Setup(seed, Bounds(low, high), durable=chance.random() < 0.3), nodes, chance
+    nodes = chance.randint(1, 12)
+    high = chance.randint(min(2, nodes), nodes)
+    low = high if chance.random() < 0.25 else chance.randint(1, min(high // 2 + 1, high))
+    made = Setup(seed, Bounds(low, high), durable=chance.random() < 0.3)
+    if seed % 16 == 1:
+        # One place for many, and a register that takes seconds: inputs queue behind the writes.
+        nodes, made.bounds = max(nodes, 4), Bounds(1, 1)
+    if seed % 2:
+        made.elected, made.leases = True, chance.random() < 0.5
+    return made, nodes, chance
 
 
 def play(seed: int) -> Played:
@@ -95,6 +108,8 @@ def play(seed: int) -> Played:
         played.failure = str(exc)
     except AssertionError as exc:
         played.failure = f"at {world.time:.3f} s: assertion failed: {exc}"
+    if isinstance(world, ElectedWorld):
+        world.faults["rivals"] += world.had_rivals
     played.events, played.faults, played.rounds = world.events, world.faults, len(world.invariants.rosters)
     return played
 
@@ -103,11 +118,14 @@ def end_faults(world: World, do: Do) -> None:
     """Mend everything that is broken, and give the run time to come to rest."""
     do("network loss=0 twice=0 delay=0.001")
     for agent in list(world.agents.values()):
-        if agent.name in world.network.cut or agent.name in world.network.deaf:
+        if agent.name in _apart(world):
             do(f"heal {agent.name}")
         if agent.alive and agent.stopped:
             do(f"resume {agent.name}")
-    if world.coordinator is None:
+    if isinstance(world, ElectedWorld):
+        world.doomed.clear()
+        do("register back loss=0 stale=0 late=0 delay=0.001:0.003")
+    elif world.coordinator is None:
         do("restart")
     elif world.coordinator.stopped:
         do("resume authority")
@@ -127,7 +145,9 @@ def _play(world: World, nodes: int, chance: random.Random, do: Do) -> None:
         do(f"advance {chance.uniform(0.0, 0.1):.3f}")
     do(f"advance {chance.uniform(0.5, 3.0):.3f}")
     for number in range(MAX_COMMANDS):
-        enough = significant(world.events) >= MIN_EVENTS and len(world.faults) >= MIN_FAULT_KINDS
+        kinds = sum(count > 0 for count in world.faults.values())
+        events = ELECTED_EVENTS if isinstance(world, ElectedWorld) else MIN_EVENTS
+        enough = significant(world.events) >= events and kinds >= MIN_FAULT_KINDS
         if enough and number >= MIN_COMMANDS and (world.faults["crash"] or not with_crash):
             return
         command = _choose(world, names, chance, with_crash)
@@ -154,9 +174,12 @@ def _choose(world: World, names: list[str], chance: random.Random, with_crash: b
         options += _to_a_node(chance.choice(running), chance)
     holders = [a for a in running if a.view.state is State.HOLDS and not a.stopped]
     if holders:
-        options += [(0.5, f"finish {chance.choice(holders).name}"), (2.0, f"fail {chance.choice(holders).name}")]
+        often = 1.5 if isinstance(world, ElectedWorld) else 0.5
+        options += [(often, f"finish {chance.choice(holders).name}"), (2.0, f"fail {chance.choice(holders).name}")]
     options += _to_mend(world, running, chance)
-    if world.coordinator is None:
+    if isinstance(world, ElectedWorld):
+        options += _to_the_register(world, running, chance, with_crash)
+    elif world.coordinator is None:
         options.append((5.0, "restart"))
     elif world.coordinator.stopped:
         options.append((4.0, "resume authority"))
@@ -186,9 +209,51 @@ def _to_a_node(agent: Agent, chance: random.Random) -> list[tuple[float, str]]:
 
 def _to_mend(world: World, running: list[Agent], chance: random.Random) -> list[tuple[float, str]]:
     stopped = [a.name for a in running if a.stopped]
-    apart = sorted(world.network.cut | world.network.deaf)
+    apart = sorted(_apart(world))
     options = [(2.0, f"resume {chance.choice(stopped)}")] if stopped else []
     return options + ([(2.0, f"heal {chance.choice(apart)}")] if apart else [])
+
+
+def _apart(world: World) -> set[str]:
+    """Who cannot be reached in some way."""
+    apart = world.network.cut | world.network.deaf
+    if isinstance(world, ElectedWorld):
+        apart = apart | world.hidden | world.refusing | world.register.cut
+    return apart
+
+
+def _to_the_register(
+    world: ElectedWorld, running: list[Agent], chance: random.Random, with_rivals: bool
+) -> list[tuple[float, str]]:
+    """What happens to the register and to the process that serves; in some schedules often enough for two of them."""
+    register, server = world.register, world.current
+    forgets, queues = world.seed % 3 == 0, world.seed % 16 == 1
+    if queues and register.delay_s[1] < 2 and not register.is_away:
+        return [(1.0, "register delay=2:6")]
+    options = [(0.3, "close"), (0.4 * forgets, "register empty"), (0.5, "register touch")]
+    options.append((3.0, "register back") if register.is_away else (0.6, "register away"))
+    trouble = [
+        "loss=0 stale=0 late=0 delay=0.001:0.003",
+        f"loss={chance.choice([0.1, 0.4])}",
+        f"stale={chance.choice([0.2, 0.6])}",
+        f"late={chance.choice([0.2, 1.0, 4.0])}",
+        "delay=2:10",
+        "delay=0.05:0.3",
+    ]
+    options.append((1.0, f"register {chance.choice(trouble)}"))
+    if running:
+        name = chance.choice(running).name
+        options += [(0.4, f"hide {name}"), (0.4, f"unplug {name}"), (0.3, f"refuse {name}")]
+        options.append((20.0 if queues else 0.2, f"evict {name}"))
+    if server is not None:
+        name, often = server.peer.name, 3.0 if with_rivals else 0.7
+        options += [(often, f"{verb} {name}") for verb in ("kill", "pause", "unplug")]
+        options += [(often / 2, f"{verb} {name}") for verb in ("vanish", "freeze", "cut", "withdraw", "hide")]
+        options.append((often / 2, f"doom {name} {chance.choice(['record', 'tell'])}"))
+        others = [agent.name for agent in running if agent is not server.peer]
+        if others and with_rivals:
+            options.append((often, f"refuse {chance.choice(others)}"))
+    return options
 
 
 def _weather(chance: random.Random) -> str:
@@ -217,4 +282,8 @@ def _start(name: str, world: World, chance: random.Random) -> str:
         words.append(f"timeout={chance.choice([3.0, 10.0])}")
     if chance.random() < 0.2:
         words.append(f"rate={chance.choice([0.98, 1.02])}")
+    if isinstance(world, ElectedWorld) and chance.random() < 0.2:
+        words.append(f"rest={chance.choice([1.0, 6.0])}")
+    if isinstance(world, ElectedWorld) and name != "n0" and chance.random() < 0.08:
+        words.append("guest")
     return " ".join(words)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,8 +20,11 @@ from rallypoint.server.coordinator import Effects
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.clockwork import Action, Clockwork
 from rallypoint.simulation.coordinator import Authority
-from rallypoint.simulation.invariants import Invariants
+from rallypoint.simulation.invariants import Invariants, Judge
 from rallypoint.simulation.network import Network
+
+if TYPE_CHECKING:
+    from rallypoint.simulation.peer import VirtualServer
 
 
 @dataclass
@@ -29,7 +33,7 @@ class Line:
 
     number: int
     agent: Agent | None
-    life: Authority
+    life: Authority | VirtualServer
     greeted: bool = False
     ready: bool = False
     early: list[bytes] = field(default_factory=list)
@@ -73,9 +77,13 @@ class World:
         self.messages: Counter[str] = Counter()
         self.octets: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.invariants = Invariants(self)
         self._mints = 0
         self.coordinator: Authority | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """What there is before the first command: an authority."""
+        self.invariants: Judge = Invariants(self)
         self.start_authority()
 
     # Time and identity --------------------------------------------------------------------------------------------
@@ -144,6 +152,7 @@ class World:
     def end_process(self, agent: Agent, *, seen: bool) -> None:
         """A node's process ends; its connection's end is seen by the authority unless the whole machine went."""
         agent.alive = False
+        agent.was_seen = seen
         if seen:
             self.close_line(agent.line, self.network.delay())
         self.note(agent.name, "exits" if seen else "vanishes")
@@ -217,11 +226,20 @@ class World:
             line.greeted = True
             self.clockwork.after(self.network.delay(), lambda: self._greet(line, data))
             return
-        for delay in self.network.deliveries(agent.name, to_node=False):
+        for delay in self.deliveries(line, to_node=False):
             self.clockwork.after(delay, lambda: self._deliver(line, data))
 
+    def deliveries(self, line: Line, *, to_node: bool) -> Iterator[float]:
+        """The delays with which copies of a message on this connection arrive."""
+        assert line.agent is not None, "only nodes are cut off"
+        return self.network.deliveries(line.agent.name, to_node=to_node)
+
+    def is_cut(self, line: Line) -> bool:
+        """Whether nothing passes on this connection."""
+        return line.agent is not None and line.agent.name in self.network.cut
+
     def _greet(self, line: Line, data: bytes) -> None:
-        if line.agent is not None and line.agent.name in self.network.cut:
+        if self.is_cut(line):
             line.dead = True  # what opens a connection is never lost alone: all of it is
             return
         line.ready = True
@@ -229,7 +247,7 @@ class World:
             self._deliver(line, early)
 
     def _deliver(self, line: Line, data: bytes) -> None:
-        if line.dead or (line.agent is not None and line.agent.name in self.network.cut):
+        if line.dead or self.is_cut(line):
             return
         if line.agent is not None and not line.ready:
             line.early.append(data)
@@ -237,8 +255,12 @@ class World:
         self._at_authority(line, lambda: line.life.receive(line.number, data))
 
     def _at_authority(self, line: Line, action: Action) -> None:
-        if line.life is self.coordinator:
+        if self.hears(line):
             line.life.when_running(action)
+
+    def hears(self, line: Line) -> bool:
+        """Whether the authority of this connection is still there."""
+        return line.life is self.coordinator
 
     def send_to_node(self, number: int, data: bytes) -> None:
         """The authority sends."""
@@ -251,7 +273,7 @@ class World:
             line.answered = True
             self.clockwork.after(self.network.delay(), lambda: self._welcome(line, data))
             return
-        for delay in self.network.deliveries(agent.name, to_node=True):
+        for delay in self.deliveries(line, to_node=True):
             self.clockwork.after(delay, lambda: self._hand_over(line, data))
 
     def _welcome(self, line: Line, data: bytes) -> None:
@@ -293,6 +315,10 @@ class World:
             for loss in happening.losses:
                 self.events["Lost"] += 1
                 self.invariants.judge_loss(loss)
+        # Several inputs may have waited for one record: each step of them is judged.
+        for happening in effects.happenings[:-1]:
+            self.invariants.authority_acted(before, happening.after, None)
+            before = happening.after
         self.invariants.authority_acted(before, after, message)
 
     def agent_changed(self, agent: Agent, before: View) -> None:

@@ -1,0 +1,253 @@
+"""What a change costs or gains: an earlier version beside the working tree, in turns, in one run.
+
+    make bench BEFORE=9ef17f0
+    python -m benchmarks.before 9ef17f0 --at-most 4 --turns 1      # a quick look
+
+Absolute times move from machine to machine, so the ratio of the medians counts.  Both versions run the same node
+program, `benchmarks.node`, which uses only what users use; each process imports its version by PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import versions
+from benchmarks.node import PLACE
+from benchmarks.processes import free_port, server
+from benchmarks.versions import BUILD, ROOT, Version
+from benchmarks.worlds import GIVE_UP_S, Meeting, form, idle, regroup, split
+
+HANDLER = "rallypoint:rallypoint"
+OPTIONS = {"join_timeout": GIVE_UP_S}
+SERVERS = ("serve", "embedded")
+# How many nodes, and how often each version is measured: short times are noisy, so they are measured more often.
+ONE_A_PROCESS = {4: 25, 16: 9, 64: 5}
+AS_THREADS = {256: 5, 1000: 3}
+IDLE = 1000
+LAST_CALL_S = 2
+TURNS = 3
+
+Show = Callable[[float], str]
+Figures = Mapping[str, float]
+"""What one measurement found, by what it is called."""
+
+
+class Yardstick(NamedTuple):
+    """Something to measure on one version, given the folder of its source."""
+
+    what: str
+    server: str
+    nodes: int
+    measure: Callable[[Path], Figures]
+    turns: int = TURNS
+    show: Show = "{:.3f}".format
+
+
+class Row(NamedTuple):
+    """What one figure of a yardstick was, in each turn; a version that failed has a sentence instead."""
+
+    what: str
+    server: str
+    before: list[float] | str
+    now: list[float] | str
+    show: Show
+
+    @property
+    def ratio(self) -> float | None:
+        """The median now to the median before; None where there is none."""
+        if isinstance(self.before, str) or isinstance(self.now, str) or not median(self.before):
+            return None
+        return median(self.now) / median(self.before)
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong, a sentence for each version that failed."""
+        sides = (("before", self.before), ("now", self.now))
+        return [f"{self.what}, {self.server}, {side}: {told}" for side, told in sides if isinstance(told, str)]
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+
+def yardsticks() -> Iterator[Yardstick]:
+    """All of them; one node per process comes first, because that is how nodes live."""
+    for place in SERVERS:
+        for nodes, turns in ONE_A_PROCESS.items():
+            yield _forming(f"form {nodes}, one node per process", place, [1] * nodes, turns)
+    for place in SERVERS:
+        for nodes, turns in AS_THREADS.items():
+            yield _forming(f"form {nodes:,}, threads in four processes", place, split(nodes), turns)
+    yield _regrouping("kill -9 of one of four", "serve", host_dies=False)
+    yield _regrouping("kill -9 of the host of four", "embedded", host_dies=True)
+    for place in SERVERS:
+        yield _idling(place)
+    for place in SERVERS:
+        yield _forming_alone(place)
+
+
+@contextmanager
+def _served(place: str, source: Path) -> Iterator[tuple[str, int | None]]:
+    """An endpoint, and the process id of the standalone server; None where the first node that binds it serves it."""
+    if place == "embedded":
+        yield f"127.0.0.1:{free_port()}", None
+    else:
+        with server(source) as (endpoint, pid):
+            yield endpoint, pid
+
+
+def _forming(what: str, place: str, shares: Sequence[int], turns: int) -> Yardstick:
+    nodes = sum(shares)
+
+    def measure(source: Path) -> Figures:
+        with _served(place, source) as (endpoint, _):
+            return {"": form(Meeting(HANDLER, endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)}
+
+    return Yardstick(what, place, nodes, measure, turns)
+
+
+def _forming_alone(place: str) -> Yardstick:
+    options = {**OPTIONS, "last_call_timeout": LAST_CALL_S}
+
+    def measure(source: Path) -> Figures:
+        with _served(place, source) as (endpoint, _):
+            return {"": form(Meeting(HANDLER, endpoint, (1, 2), options, source), [1], GIVE_UP_S)}
+
+    return Yardstick(f"form 1:2 alone, last call {LAST_CALL_S} s", place, 1, measure)
+
+
+def _idling(place: str) -> Yardstick:
+    def measure(source: Path) -> Figures:
+        with _served(place, source) as (endpoint, pid):
+            return {"": idle(Meeting(HANDLER, endpoint, (IDLE, IDLE), OPTIONS, source), split(IDLE), pid)}
+
+    whose = "server" if place == "serve" else f"host and its {split(IDLE)[0]}"
+    return Yardstick(f"{IDLE:,} idle: CPU of the {whose}", place, IDLE, measure, show="{:.1%}".format)
+
+
+def _regrouping(what: str, place: str, *, host_dies: bool) -> Yardstick:
+    def measure(source: Path) -> Figures:
+        with _served(place, source) as (endpoint, _):
+            found = regroup(Meeting(PLACE, endpoint, (3, 4), OPTIONS, source), host_dies=host_dies)
+            return {": told": found.told_s, ": new world": found.world_s}
+
+    return Yardstick(what, place, 4, measure, 5)
+
+
+# How it is measured ---------------------------------------------------------------------------------------------------
+
+
+def compare(yardstick: Yardstick, before: Version, now: Version, turns: int) -> list[Row]:
+    """Measure both versions in turns: before, now, before, now.  A version that fails is not measured again."""
+    figures: dict[Version, list[Figures]] = {before: [], now: []}
+    failed: dict[Version, str] = {}
+    for _ in range(turns):
+        for version in (before, now):
+            if version not in failed:
+                try:
+                    figures[version].append(yardstick.measure(version.source))
+                except (OSError, RuntimeError, ValueError) as exc:
+                    failed[version] = str(exc)
+    names = next((list(found[0]) for found in figures.values() if found), [""])
+
+    def column(version: Version, name: str) -> list[float] | str:
+        return failed.get(version) or [found[name] for found in figures[version]]
+
+    return [
+        Row(yardstick.what + name, yardstick.server, column(before, name), column(now, name), yardstick.show)
+        for name in names
+    ]
+
+
+def run(console: Console, output: Path, before: Version, now: Version, turns: int | None, at_most: int) -> bool:
+    """Measure everything for at most so many nodes, and print it; whether both versions passed all of it."""
+    rows: list[Row] = []
+    for yardstick in yardsticks():
+        if yardstick.nodes <= at_most:
+            for row in compare(yardstick, before, now, turns or yardstick.turns):
+                rows.append(row)
+                _append(output / "before.jsonl", row, before, now)
+                console.print(", ".join(filter(None, _cells(row))), style="dim", highlight=False, soft_wrap=True)
+    console.print(_table(rows, before, now))
+    failures = [failure for row in rows for failure in row.failures]
+    for failure in failures:
+        console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
+    return not failures
+
+
+def _table(rows: Sequence[Row], before: Version, now: Version) -> Table:
+    title = f"before ({_short(before)}) and now ({_short(now)}): seconds, least/median/most"
+    table = Table("yardstick", "server", "before", "now", "now / before", title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _short(version: Version) -> str:
+    commit, dash, dirty = version.commit.partition("-")
+    return f"{commit[:9]}{dash}{dirty}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    columns = (_spread(told, row.show) for told in (row.before, row.now))
+    return row.what, row.server, *columns, "" if row.ratio is None else f"{row.ratio:.2f}"
+
+
+def _spread(figures: list[float] | str, show: Show) -> str:
+    if isinstance(figures, str):
+        return "failed"
+    return "/".join(show(figure) for figure in (min(figures), median(figures), max(figures)))
+
+
+def _append(file: Path, row: Row, before: Version, now: Version) -> None:
+    """Append a row to what was measured so far, as a JSON line; what was measured before an interruption stays."""
+    record = {
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "versions": {"before": before.commit, "now": now.commit},
+        "yardstick": row.what,
+        "server": row.server,
+        "before": row.before,
+        "now": row.now,
+        "ratio": row.ratio,
+    }
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(f"{json.dumps(record)}\n")
+
+
+def main() -> None:
+    """Compare what the arguments say; the status is 1 where a version failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.before", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("revision", metavar="REV", help="the commit to compare with")
+    parser.add_argument("--now", type=Path, default=ROOT, metavar="FOLDER", help="the tree that is measured beside it")
+    parser.add_argument("--turns", type=int, metavar="N", help="how often each version is measured")
+    parser.add_argument("--at-most", type=int, default=IDLE, metavar="NODES", help="leave out yardsticks with more")
+    given = parser.parse_args()
+    # SystemExit instead of sudden death: the processes and the folder are cleared away.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    output = BUILD / "bench"
+    output.mkdir(parents=True, exist_ok=True)
+    with versions.checked_out(given.revision) as before:
+        now = versions.in_folder(given.now)
+        for version in (before, now):
+            versions.prepare(version)
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        passed = run(console, output, before, now, given.turns, given.at_most)
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()

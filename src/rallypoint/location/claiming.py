@@ -1,0 +1,92 @@
+"""Claims (rules 17a, 17b): who may claim the register, after which delay, and what the claim's record says.  Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rallypoint.core.model import Bounds, EndedIncarnation, Settings
+from rallypoint.core.record import Claim, Record
+
+STAGGER_S = 0.03
+LONGEST_STAGGER_S = 1.0
+WITHOUT_RANK_S = 1.0
+WITHOUT_RANK_SPREAD_S = 0.5
+LEAVING_S = 2.0
+LONGEST_PATIENCE_S = 60.0
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process that may claim knows of its own nodes.
+
+    `seal_id` and `ranks` are those of the world that they are in, `incarnation` the one that they know.  `leaving` says
+    that they leave, and `delivers` that a server has not acknowledged yet why, or that the run is to be closed; `trains`
+    that they train in the process itself.
+    """
+
+    bounds: Bounds
+    settings: Settings
+    incarnation: str = ""
+    round: int = 0
+    seal_id: str = ""
+    ranks: tuple[int, ...] = ()
+    epoch: int = 0
+    leaving: bool = False
+    delivers: bool = False
+    trains: bool = False
+
+    def is_in(self, record: Record) -> bool:
+        """Whether one of its nodes is an unfinished rank of the recorded world."""
+        world = record.world
+        return (
+            world is not None and world.seal_id == self.seal_id and bool(set(self.ranks) - set(world.finished_ranks()))
+        )
+
+
+def delay_s(candidate: Candidate, record: Record | None, chance: float) -> float:
+    """How long a process waits before it claims (rule 17b): the lowest rank first, so that few write at once."""
+    if candidate.leaving:
+        return LEAVING_S
+    world = record.world if record is not None and record.closing is None else None
+    if record is None or world is None:
+        return 0.0
+    if world.seal_id != candidate.seal_id or not candidate.ranks:
+        return WITHOUT_RANK_S + WITHOUT_RANK_SPREAD_S * chance
+    served = record.claim.ranks if record.claim is not None else ()
+    rank = min(candidate.ranks)
+    place = rank - sum(other < rank for other in served)
+    return min(STAGGER_S * place, LONGEST_STAGGER_S) + 0.1 * candidate.trains
+
+
+def patience_s(record: Record, settings: Settings) -> float | None:
+    """How long a claim that no other process has met is tried in vain before it may be taken; None: for ever."""
+    if record.claim is None or record.epoch <= record.met:
+        return None
+    tries = min(record.epoch - record.met - 1, 16)
+    return min(settings.heartbeat_timeout_s * 2.0**tries, LONGEST_PATIENCE_S)
+
+
+def claim_record(candidate: Candidate, record: Record | None, run_id: str, claim: Claim, mint: str) -> Record:
+    """The record by which a process claims: the next epoch, and a new incarnation where the old one has ended."""
+    epoch = 1 + max(candidate.epoch, record.epoch if record is not None else 0)
+    if record is not None and record.world is not None and record.closing is None:
+        ranks = candidate.ranks if candidate.seal_id == record.world.seal_id else ()
+        claim = msgspec.structs.replace(claim, ranks=ranks)
+        return msgspec.structs.replace(record, epoch=epoch, write_id=mint, claim=claim)
+    incarnation, last = candidate.incarnation, None
+    if record is not None:
+        incarnation, last = record.incarnation, record.last
+        if record.closing is not None:
+            outcome = record.closing
+            incarnation, last = "", EndedIncarnation(record.incarnation, outcome.ending, outcome.why)
+    return Record(
+        run_id=run_id,
+        incarnation=incarnation or f"r{mint}",
+        epoch=epoch,
+        round=max(candidate.round, record.round if record is not None else 0),
+        write_id=mint,
+        bounds=candidate.bounds,
+        settings=candidate.settings,
+        claim=claim,
+        last=last,
+        met=record.met if record is not None else 0,
+    )

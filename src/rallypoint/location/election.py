@@ -1,0 +1,325 @@
+"""The election of a server through a register (rule 17), sans-IO: one for each run in a process.
+
+It takes the answers of the register, what becomes of connections, and the time; it returns actions: calls of the register,
+one at a time, and decisions.  A process looks for the server (`look`), claims the register where nobody lives that
+serves, serves (`serving`), and hands over or steps down.  The shell does what it is told, and the simulation is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rallypoint.core.model import EndedIncarnation, Predecessor, Run
+from rallypoint.core.record import Claim, Record, decode, encode, restored
+from rallypoint.errors import RendezvousStateError
+from rallypoint.location.actions import (
+    Action,
+    Bind,
+    Connect,
+    Ended,
+    Read,
+    Serve,
+    Stop,
+    Unbind,
+    Wait,
+    Write,
+)
+from rallypoint.location.claiming import Candidate, claim_record, delay_s, patience_s
+from rallypoint.location.register import Entry
+from rallypoint.location.serving import Serving
+from rallypoint.location.staleness import Watched, seen
+
+READS_AWAITED = 2
+"""How many reads of the others a takeover allows for, where they may not have noticed yet (rule 17f)."""
+
+
+class Election:
+    """Finds the server of a run for the nodes of this process, or makes this process the server."""
+
+    def __init__(
+        self,
+        run_id: str,
+        candidate: Callable[[], Candidate],
+        *,
+        mint: Callable[[], str],
+        chance: Callable[[], float],
+        rest_s: float,
+        may_claim: bool = True,
+        secret: Callable[[], str] = str,
+    ) -> None:
+        self.run_id = run_id
+        self.serving: Serving | None = None
+        self.why = "the register was not read yet"
+        """What is awaited, in words (rule 11)."""
+        self._candidate = candidate
+        self._mint = mint
+        self._chance = chance
+        self._rest_s = rest_s
+        self._may_claim = may_claim
+        self._secret = secret
+        self._looks = False
+        self._in_flight: Action | None = None
+        self._started = 0.0
+        self._read_at: float | None = None
+        self._entry: Entry | None = None
+        self._record: Record | None = None
+        self._watched = Watched()
+        self._welcomed = ""
+        self._refused: tuple[str, float, int | None] = ("", 0.0, None)
+        """A claim that had welcomed this process and then refused it, when, and the beat that was read after that."""
+        self._failing: tuple[str, float] = ("", 0.0)
+        self._heard_at = float("-inf")
+        self._delayed: tuple[object, float] = (None, 0.0)
+        self._offer: Claim | None = None
+        self._failures = 0
+        self._epoch = 0
+        self._gone = False
+
+    # What the shell tells -----------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> list[Action]:
+        """A node of this process has no server, or has not heard of it for long: read the register."""
+        if self._gone:
+            return []
+        if self.serving is not None:
+            return [Connect(self.serving.claim, self.serving.record.epoch), *self._go(now)]
+        if not self._looks:
+            self._looks, self._read_at, self._failures = True, now, 0
+        return self._go(now)
+
+    def content(self, now: float) -> list[Action]:
+        """The nodes of this process hear their server: nothing is to be found."""
+        self._heard_at = now
+        if self.serving is None and not isinstance(self._in_flight, (Bind, Write)):
+            self._looks = False
+        return self._go(now)
+
+    def welcomed(self, claim_id: str, epoch: int, now: float) -> list[Action]:
+        """The server with this claim has taken a node of this process in."""
+        self._welcomed, self._failing = claim_id, ("", 0.0)
+        self._epoch = max(self._epoch, epoch)
+        return self.content(now)
+
+    def failed(self, claim_id: str, now: float, *, refused: bool) -> list[Action]:
+        """A connection to the server with this claim could not be made, or ended."""
+        if self._failing[0] != claim_id:
+            self._failing = (claim_id, now)
+        if refused and claim_id == self._welcomed:
+            self._refused = (claim_id, now, None)
+            if self._looks:
+                self._read_at = now
+        return self.look(now)
+
+    def changed(self, now: float) -> list[Action]:
+        """The register may have changed."""
+        if self._looks:
+            self._read_at = now
+        elif self.serving is not None:
+            self.serving.check()
+        return self._go(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed; due when `wake_at` says so."""
+        return self._go(now)
+
+    def wake_at(self) -> float | None:
+        """When `tick` is due; None while an answer is awaited, or nothing is to be done."""
+        if self._in_flight is not None:
+            return self.serving.doubt_at() if self.serving is not None else None
+        if self.serving is not None:
+            return self.serving.wake_at()
+        return self._read_at if self._looks else None
+
+    def was_refused_by(self, claim_id: str) -> bool:
+        """Whether the address of a claim that had welcomed this process refused it since."""
+        return self._refused[0] == claim_id
+
+    def leave(self, run: Run | None, now: float) -> list[Action]:
+        """The last node of this process leaves: hand over where this process serves, and claim nothing any more."""
+        if self.serving is not None:
+            self.serving.hand_over(run)
+            return self._go(now)
+        self._gone, self._looks = True, False
+        return [*self._unbind()]
+
+    # What the register answers ------------------------------------------------------------------------------------
+
+    def read(self, entry: Entry | None, now: float) -> list[Action]:
+        """A read was answered."""
+        started, self._in_flight, self._failures = self._started, None, 0
+        if self.serving is not None:
+            return self._serving_did(self.serving.read(entry, _decoded(entry), started, now), now)
+        try:
+            self._entry, self._record = entry, _decoded(entry)
+            self._epoch = max(self._epoch, self._record.epoch if self._record is not None else 0)
+        except RendezvousStateError as exc:
+            self.why, self._read_at = str(exc), now + self._poll_s
+            return []
+        return self._judge(started, now) if self._looks else []
+
+    def wrote(self, entry: Entry | None, now: float) -> list[Action]:
+        """A write was answered; None: another writer was first."""
+        wrote, started, self._in_flight = self._in_flight, self._started, None
+        assert isinstance(wrote, Write), "only a write is answered so"
+        if self.serving is not None:
+            return self._serving_did(self.serving.wrote(wrote.record, entry, started, now), now)
+        self._read_at = now
+        if entry is None or now - started > self._rest_s / 2:
+            return self._go(now)  # after so long the claim may be another's again: read it first
+        return self._serve(wrote.record, entry, now)
+
+    def away(self, why: str, now: float) -> list[Action]:
+        """The register could not be reached, or did not answer: a write may have happened."""
+        self._in_flight = None
+        if self.serving is not None:
+            return self._serving_did(self.serving.away(why, now), now)
+        self._failures += 1
+        self.why = f"the register cannot be reached: {why}"
+        self._read_at = now + min(0.05 * 2.0 ** min(self._failures, 6), 1.0) * (0.5 + self._chance() / 2)
+        return []
+
+    def bound(self, addresses: tuple[str, ...], port: int, now: float) -> list[Action]:
+        """This process has bound a port that it can serve on."""
+        self._in_flight = None
+        self._offer = Claim(f"c{self._mint()}", addresses, port, self._rest_s, self._secret())
+        return self._claim(now) if self._looks else [*self._unbind()]
+
+    # Looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _poll_s(self) -> float:
+        return self._candidate().settings.heartbeat_interval_s / 2
+
+    def _go(self, now: float) -> list[Action]:
+        if self.serving is not None:
+            return self._serving_did(self.serving.go(now, busy=self._in_flight is not None), now)
+        if self._in_flight is None and self._looks and self._read_at is not None and now >= self._read_at:
+            return self._call(Read(), now)
+        return []
+
+    def _call(self, action: Action, now: float) -> list[Action]:
+        self._in_flight, self._started = action, now
+        return [action]
+
+    def _judge(self, started: float, now: float) -> list[Action]:
+        """What a read means to a process that looks for a server."""
+        candidate, record = self._candidate(), self._record
+        over = _ending(record, candidate) if record is not None else None
+        if over is not None:
+            self._looks = False
+            return [Ended(over)]
+        if record is None or record.claim is None:
+            return self._may_be_taken(candidate, now)
+        claim = record.claim
+        self._watched = seen(self._watched, record, self._entry.claim_lives if self._entry else None, started, now)
+        if self._offer is not None and claim.id == self._offer.id:
+            assert self._entry is not None, "a record was read"
+            return self._serve(record, self._entry, now)  # the answer to the write that claimed was lost
+        if self._watched.stale or self._has_refused(claim, started) or self._in_vain(candidate, record, now):
+            return self._may_be_taken(candidate, now)
+        self._read_at = now + self._poll_s
+        self.why = f"the server at {', '.join(claim.addresses)}, port {claim.port}, is being reached"
+        return [*self._unbind(), Connect(claim, record.epoch), Wait(self._entry and self._entry.token)]
+
+    def _has_refused(self, claim: Claim, started: float) -> bool:
+        """Whether the server's address has refused this process, and nothing read since shows that it lives."""
+        claim_id, at, beat = self._refused
+        if claim_id != claim.id or started < at:
+            return False
+        if beat is not None and beat != claim.beat:
+            self._refused = ("", 0.0, None)
+            return False
+        self._refused = (claim_id, at, claim.beat)
+        return True
+
+    def _in_vain(self, candidate: Candidate, record: Record, now: float) -> bool:
+        """Whether a claim that no other process has met was tried for so long that it may be taken (rule 17a)."""
+        patience = patience_s(record, candidate.settings)
+        claim_id, since = self._failing
+        tried = record.claim is not None and record.claim.id == claim_id
+        entitled = record.world is None or record.closing is not None or candidate.is_in(record)
+        return patience is not None and tried and entitled and now - since > patience
+
+    def _may_be_taken(self, candidate: Candidate, now: float) -> list[Action]:
+        """Nobody serves, as far as this process knows: claim, when it is its turn (rule 17b)."""
+        token = self._entry.token if self._entry is not None else None
+        if candidate.leaving and not candidate.delivers:
+            return self._wait_for_others("this node leaves it", now)
+        if not self._may_claim:
+            return self._wait_for_others("this node may not", now)
+        if self._delayed[0] != (token,):
+            self._delayed = ((token,), now + delay_s(candidate, self._record, self._chance()))
+        if now < self._delayed[1]:
+            self.why, self._read_at = "nobody serves this run: other nodes may claim it first", self._delayed[1]
+            return [Wait(token)]
+        return self._claim(now)
+
+    def _wait_for_others(self, because: str, now: float) -> list[Action]:
+        """Nobody seems to serve, and this process will not: what the record names is tried all the same."""
+        self.why, self._read_at = f"nobody serves this run, and {because}", now + self._poll_s
+        record, token = self._record, self._entry.token if self._entry is not None else None
+        if record is None or record.claim is None:
+            return [Wait(token)]
+        return [Connect(record.claim, record.epoch), Wait(token)]
+
+    def _claim(self, now: float) -> list[Action]:
+        if self._offer is None:
+            return self._call(Bind(), now)
+        candidate = msgspec.structs.replace(self._candidate(), epoch=self._epoch)
+        record = claim_record(candidate, self._record, self.run_id, self._offer, self._mint())
+        return self._call(Write(record, encode(record), self._entry and self._entry.token), now)
+
+    def _unbind(self) -> list[Action]:
+        """Another process serves: the port that this one has bound is not needed."""
+        if self._offer is None:
+            return []
+        self._offer = None
+        return [Unbind()]
+
+    # Serving ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, record: Record, entry: Entry, now: float) -> list[Action]:
+        """The claim is recorded: this process is the server, and recovers what there is (rule 17f)."""
+        before, offer = self._record, self._offer
+        assert offer is not None, "who claims has a port"
+        old = before.claim if before is not None and before.claim is not None and before.claim.id != offer.id else None
+        settings = record.settings
+        is_refused = old is not None and self._refused[0] == old.id
+        if old is None or is_refused:
+            hold_s = settings.reconnect_backoff_s
+        else:
+            hold_s = settings.hold_s + READS_AWAITED * self._poll_s
+        silent = now - self._heard_at > settings.heartbeat_timeout_s
+        predecessor = None
+        if old is not None and record.world is not None and old.ranks and (is_refused or silent):
+            predecessor = Predecessor(record.world.seal_id, old.ranks, now + settings.reconnect_grace_s)
+        self.serving = Serving(offer, record, entry, now, self._mint, self._chance)
+        self._epoch, self._looks, self._offer = record.epoch, False, None
+        self._failing, self._watched = ("", 0.0), Watched()
+        return [Serve(record, offer, restored(record, now, hold_s, predecessor)), Connect(offer, record.epoch)]
+
+    def _serving_did(self, actions: list[Action], now: float) -> list[Action]:
+        for action in actions:
+            if isinstance(action, (Read, Write)):
+                self._in_flight, self._started = action, now
+            elif isinstance(action, Stop):
+                self._epoch = max(self._epoch, action.epoch)
+                self._gone = self._gone or action.handed_over
+                self.serving, self._welcomed = None, ""
+        return actions
+
+
+def _decoded(entry: Entry | None) -> Record | None:
+    return None if entry is None else decode(entry.value)
+
+
+def _ending(record: Record, candidate: Candidate) -> EndedIncarnation | None:
+    """How the incarnation ended that this process is in a world of, where the record says so (rule 17h)."""
+    if not candidate.seal_id:
+        return None
+    if record.closing is not None and record.incarnation == candidate.incarnation:
+        return EndedIncarnation(record.incarnation, record.closing.ending, record.closing.why)
+    last = record.last
+    return last if last is not None and last.incarnation == candidate.incarnation else None

@@ -1,0 +1,39 @@
+"""The port to a register: where an elected server is found (rule 17).
+
+A register holds one record per run and answers one question: which process serves this run?  An implementation is one
+small file in `registers/`: a compare-and-set on a few hundred bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+Token = Any
+"""What a register uses to tell one version of a value from another; nobody else looks into it."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A value as a register holds it.
+
+    `claim_lives` says whether the lease of the claim lives, where the medium has leases; None where the beat in the
+    record must tell.
+    """
+
+    value: bytes
+    token: Token
+    claim_lives: bool | None = None
+
+
+class Register(Protocol):
+    """One run's record in some medium.  Calls may block; RendezvousConnectionError means that nothing is known."""
+
+    def read(self) -> Entry | None:
+        """What is there, as fresh as the medium allows; None where nothing is."""
+
+    def write(self, value: bytes, token: Token | None) -> Entry | None:
+        """Write where the token is still right, or, without one, where nothing is; None where another was first."""
+
+    def wait(self, token: Token | None, timeout_s: float) -> None:
+        """Return when the value may have changed since this token, at the latest after this time."""

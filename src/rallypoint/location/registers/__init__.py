@@ -1,0 +1,1 @@
+"""Registers: one small file per medium."""

@@ -1,0 +1,49 @@
+"""A register in the memory of this process, for tests, for simulations and for nodes in threads."""
+
+from __future__ import annotations
+
+import threading
+
+from rallypoint.location.register import Entry
+
+
+class MemoryRegister:
+    """Holds one record; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._value: bytes | None = None
+        self._version = 0
+
+    def read(self) -> Entry | None:
+        """What is there, or None."""
+        with self._changed:
+            return None if self._value is None else Entry(self._value, self._version)
+
+    def write(self, value: bytes, token: int | None) -> Entry | None:
+        """Write if nothing was written since the token, or nothing is there and none is given."""
+        with self._changed:
+            if token != (None if self._value is None else self._version):
+                return None
+            self._put(value)
+            return Entry(value, self._version)
+
+    def wait(self, token: int | None, timeout_s: float) -> None:
+        """Return when something was written since the token, at the latest after this time."""
+        with self._changed:
+            self._changed.wait_for(lambda: token != (None if self._value is None else self._version), timeout_s)
+
+    def empty(self) -> None:
+        """Forget everything, as a medium that lost its memory."""
+        with self._changed:
+            self._put(None)
+
+    def touch(self) -> None:
+        """Write the same value anew: tokens from before do not fit any more."""
+        with self._changed:
+            self._put(self._value)
+
+    def _put(self, value: bytes | None) -> None:
+        # Versions never restart, so that a token from before the register was emptied fits nothing.
+        self._value, self._version = value, self._version + 1
+        self._changed.notify_all()

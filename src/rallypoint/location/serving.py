@@ -1,0 +1,245 @@
+"""Keeping a claim (rules 17c, 17d, 17e, 17g), sans-IO: the part of an election that runs while this process serves.
+
+It writes what the server wants to be recorded, raises the beat, finds out what became of a write whose answer was lost,
+claims again where the register forgot, and steps down where another claim came after its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rallypoint.core.model import Phase, Run
+from rallypoint.core.record import Claim, Record, encode, of
+from rallypoint.location.actions import Action, ClaimedAgain, Doubt, Read, Recorded, Renewed, Stop, Write
+from rallypoint.location.register import Entry
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 1.0
+
+
+class Serving:
+    """One life of a server: its claim, and the record as it was last confirmed."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        record: Record,
+        entry: Entry,
+        now: float,
+        mint: Callable[[], str],
+        chance: Callable[[], float],
+    ) -> None:
+        self.claim = claim
+        self.record = record
+        self.is_in_doubt = False
+        self._token = entry.token
+        self._has_lease = entry.claim_lives is not None
+        self._mint = mint
+        self._chance = chance
+        self.renewed_at = now
+        """When the register was last asked something whose answer shows this claim."""
+        self._beat_at = now + claim.rest_s / 3
+        self._wanted: tuple[Run, tuple[int, ...]] | None = None
+        self._leaving: Run | None = None
+        self._leaves = False
+        self._must_read = False
+        self._met = False
+        self._awaited_since: float | None = None
+        self._floor = 0
+        self._failures = 0
+        self._retry_at = 0.0
+        self._tried: dict[str, Record] = {}
+        """What was written since the last write that was confirmed: each may still arrive, or have arrived."""
+
+    # What the server wants ----------------------------------------------------------------------------------------
+
+    def want(self, run: Run, own_ranks: tuple[int, ...]) -> None:
+        """This is to be recorded before anybody hears of it; `Recorded` says when it is."""
+        self._wanted = (run, own_ranks)
+
+    def meet(self) -> None:
+        """A node of another process was welcomed under this claim (rule 17a); that is written when there is time."""
+        self._met = True
+
+    def hear_epoch(self, incarnation: str, epoch: int) -> None:
+        """A node has heard of a higher epoch: the register must confirm it, or the claim is raised above it (17d)."""
+        if incarnation == self.record.incarnation and epoch > max(self._floor, self.record.epoch):
+            self._floor, self._must_read = epoch, True
+
+    def check(self) -> None:
+        """The register may have changed: look whether the claim still stands."""
+        self._must_read = True
+
+    def renew(self, now: float) -> None:
+        """The server was paused, and answers nobody before it knows that its claim stands; `Renewed` says so (17e).
+
+        What the register was asked before the pause says nothing about that.
+        """
+        self._awaited_since, self._must_read = now, True
+
+    def hand_over(self, run: Run | None) -> None:
+        """The process leaves: remove the claim, and say whether the world is broken (rule 17g)."""
+        self._leaves, self._leaving = True, run
+
+    def wake_at(self) -> float:
+        """When there is something to do."""
+        if self._wanted is not None or self._leaves or self._must_read:
+            return self._retry_at
+        due = self._beat_at if not self._is_met_unwritten else self._retry_at
+        return min(max(due, self._retry_at), self.doubt_at())
+
+    def doubt_at(self) -> float:
+        """When the claim is in doubt if it is not renewed until then."""
+        return float("inf") if self.is_in_doubt else self.renewed_at + self.claim.rest_s
+
+    # What is to be done -------------------------------------------------------------------------------------------
+
+    def go(self, now: float, *, busy: bool) -> list[Action]:
+        """The next call of the register, where none is in flight; and whether the claim is in doubt."""
+        actions: list[Action] = []
+        if self.record.claim is None:
+            return actions  # handed over
+        if now >= self.doubt_at():
+            self.is_in_doubt = True
+            actions.append(Doubt(f"the claim could not be renewed for {now - self.renewed_at:.1f} s"))
+        if not busy and now >= self._retry_at:
+            call = self._next(now)
+            if call is not None:
+                actions.append(call)
+        return actions
+
+    @property
+    def _is_met_unwritten(self) -> bool:
+        return self._met and self.record.met < self.record.epoch
+
+    def _next(self, now: float) -> Action | None:
+        if self._must_read:
+            return Read()
+        if self._wanted is not None:
+            run, ranks = self._wanted
+            return self._write(self._drafted(run, ranks))
+        if self._leaves:
+            return self._write(self._without_claim())
+        if self._is_met_unwritten or (now >= self._beat_at and not self._has_lease):
+            return self._write(self._beaten(self.record))
+        return Read() if now >= self._beat_at else None
+
+    def _write(self, record: Record) -> Write:
+        self._tried[record.write_id] = record
+        return Write(record, encode(record), self._token)
+
+    def _drafted(self, run: Run, ranks: tuple[int, ...]) -> Record:
+        claim = msgspec.structs.replace(self.claim, ranks=ranks)
+        drafted = of(run, epoch=self.record.epoch, write_id=self._mint(), claim=claim)
+        return self._beaten(msgspec.structs.replace(drafted, met=self.record.met))
+
+    def _without_claim(self) -> Record:
+        """The record of one who leaves: only what is recorded counts, but a world that broke is said to be broken."""
+        left = msgspec.structs.replace(self.record, claim=None, write_id=self._mint())
+        run, world = self._leaving, left.world
+        if world is None or run is None or run.phase is not Phase.GATHERING:
+            return left
+        broken = of(run, epoch=left.epoch, write_id=left.write_id, handing_over=True).world
+        if broken is None or broken.seal_id != world.seal_id:
+            return left
+        return msgspec.structs.replace(left, world=broken)
+
+    def _beaten(self, record: Record) -> Record:
+        assert record.claim is not None, "a server has a claim"
+        beat = self.record.claim.beat + 1 if self.record.claim is not None else 1
+        claim = msgspec.structs.replace(record.claim, beat=beat)
+        met = record.epoch if self._met else record.met
+        return msgspec.structs.replace(record, claim=claim, met=met, write_id=self._mint())
+
+    # What the register answers ------------------------------------------------------------------------------------
+
+    def wrote(self, wrote: Record, entry: Entry | None, started: float, now: float) -> list[Action]:
+        """A write was answered."""
+        if entry is None:
+            self._must_read = True
+            return self.go(now, busy=False)
+        if entry.claim_lives is False:
+            self._must_read = True  # the lease ended meanwhile: others take the claim for stale
+        return [*self._confirmed(wrote, entry, started), *self.go(now, busy=False)]
+
+    def away(self, why: str, now: float) -> list[Action]:
+        """Nothing is known: what was written is looked up first."""
+        self._must_read = True
+        self._failures += 1
+        pause = min(FIRST_RETRY_S * 2.0 ** min(self._failures, 6), LONGEST_RETRY_S)
+        self._retry_at = now + pause * (0.5 + self._chance() / 2)
+        return self.go(now, busy=False)
+
+    def read(self, entry: Entry | None, shown: Record | None, started: float, now: float) -> list[Action]:
+        """What is in the register: what this server wrote, or something else (rule 17d)."""
+        self._must_read = self._awaited_since is not None and started < self._awaited_since
+        written = None if shown is None else {self.record.write_id: self.record, **self._tried}.get(shown.write_id)
+        if entry is not None and written is not None:
+            actions = self._confirmed(written, entry, started)
+            if written.claim is None:
+                return actions
+            if self._floor > self.record.epoch or entry.claim_lives is False:
+                actions.append(self._claim_again(entry, shown))
+                return actions
+            return [*actions, *self.go(now, busy=False)]
+        if shown is not None and self._deposes(shown):
+            why = f"another server was elected: epoch {shown.epoch} came after epoch {self.record.epoch}"
+            return [Stop(why, shown.epoch, handed_over=self._leaves)]
+        if self._leaves and self._wanted is None:
+            return [
+                Stop("its process leaves, and the register names it no longer", self.record.epoch, handed_over=True)
+            ]
+        return [self._claim_again(entry, shown)]
+
+    def _deposes(self, shown: Record) -> bool:
+        """Whether what is shown ends this server: a later claim, or an incarnation that it knows nothing of."""
+        ours = shown.claim is not None and shown.claim.id == self.claim.id
+        if shown.epoch > self.record.epoch and not ours:
+            return True
+        if shown.round > self.record.round and not ours:
+            return True  # the register forgot the epochs, and others have gone on since
+        known = {self.record.incarnation}
+        if self.record.last is not None:
+            known.add(self.record.last.incarnation)
+        known.update(tried.incarnation for tried in self._tried.values())
+        return shown.incarnation not in known
+
+    def _claim_again(self, entry: Entry | None, shown: Record | None) -> Write:
+        """The register forgot, or shows an older state: the same claim with a higher epoch, by compare-and-set."""
+        self._token = entry.token if entry is not None else None
+        epoch = 1 + max(self.record.epoch, self._floor, shown.epoch if shown is not None else 0)
+        claim = msgspec.structs.replace(self.claim, ranks=self.record.claim.ranks if self.record.claim else ())
+        raised = msgspec.structs.replace(self.record, epoch=epoch, claim=claim)
+        return self._write(self._beaten(raised))
+
+    def _confirmed(self, record: Record, entry: Entry, started: float) -> list[Action]:
+        """The register shows what was written: the claim is renewed, and what was awaited may be told."""
+        actions: list[Action] = []
+        if record.epoch > self.record.epoch:
+            actions.append(ClaimedAgain(record.epoch))
+        if record is not self.record:
+            self._tried.clear()  # the others of these were written with an older token, and come too late
+        self.record, self._token = record, entry.token
+        self._failures, self._retry_at = 0, 0.0
+        if record.claim is None:
+            return [Stop("its process leaves, and another one serves from now on", record.epoch, handed_over=True)]
+        self.renewed_at = started
+        self._beat_at = started + self.claim.rest_s / 3
+        if self.is_in_doubt:
+            self.is_in_doubt = False
+            actions.append(Doubt(""))
+        if self._awaited_since is not None and started >= self._awaited_since:
+            self._awaited_since = None
+            actions.append(Renewed(record.run_id, started))
+        if self._wanted is not None and _records(record, self._wanted[0]):
+            self._wanted = None
+            actions.append(Recorded(record.run_id))
+        return actions
+
+
+def _records(record: Record, run: Run) -> bool:
+    """Whether a record says of a run all that it has to."""
+    said = of(run, epoch=record.epoch, write_id=record.write_id, claim=record.claim)
+    return msgspec.structs.replace(said, met=record.met) == record

@@ -1,0 +1,53 @@
+"""Who is welcome at a server: what a hello must say, and the sentence for a caller that is turned away."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+
+import msgspec
+
+from rallypoint import protocol
+from rallypoint.server.limits import Limits
+from rallypoint.server.runs import Hosted
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """The rules of one server.
+
+    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
+    whether it takes callers that are not nodes.  An elected server has a `secret`.
+    """
+
+    limits: Limits
+    only_run: str = ""
+    visitors: bool = True
+    secret: str = ""
+
+    def refusal(self, hello: protocol.Hello, runs: Mapping[str, Hosted]) -> str:
+        """Why a caller cannot be let in, and need not try again; empty if it can."""
+        if hello.protocol != protocol.VERSION:
+            return (
+                f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
+                f"run the same release of Rallypoint on both"
+            )
+        if bool(hello.run_id) != bool(hello.node_id):
+            return "a node names its run and itself"
+        if not hello.node_id and not self.visitors:
+            return "this server is part of a job: it offers no listing and no administration"
+        if self.only_run and hello.run_id and hello.run_id != self.only_run:
+            return (
+                f"this server is part of the job {self.only_run!r} and serves no other run; for {hello.run_id!r} start "
+                f"`rallypoint serve`, or use another port"
+            )
+        if hello.run_id and hello.run_id not in runs and len(runs) >= self.limits.runs:
+            return f"the server has {len(runs)} runs, as many as it takes: try again when some have ended"
+        hosted = runs.get(hello.run_id)
+        nodes = len(hosted.authority.life.signs) if hosted is not None else 0
+        if nodes >= self.limits.nodes_a_run:
+            return f"run {hello.run_id!r} has {nodes} nodes, as many as the server takes"
+        return ""
+
+    def is_proven(self, hello: protocol.Hello) -> bool:
+        """Whether a caller knows the secret of this server's claim, where it has one (rule 17j)."""
+        return not self.secret or hmac.compare_digest(hello.proof, protocol.proof_of(self.secret, hello))

@@ -1,0 +1,53 @@
+"""What a coordinator asks of its shell: records to write, bytes to send, connections to close, and what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rallypoint.core.events import Left, Lost
+from rallypoint.core.model import Run
+
+
+@dataclass
+class Happening:
+    """Something worth recording: which run, why, the state before and after, who was given up, and who left."""
+
+    run_id: str
+    why: str
+    before: Run
+    after: Run
+    losses: tuple[Lost, ...] = ()
+    leave: Left | None = None
+
+
+@dataclass(frozen=True)
+class ToRecord:
+    """A run as it is to be recorded, with the epoch of the server and the ranks of the server's own process."""
+
+    run: Run
+    epoch: int
+    own_ranks: tuple[int, ...] = ()
+
+
+@dataclass
+class Effects:
+    """What the shell is to do: begin to write these records, send, hang up; and what happened, to be told.
+
+    What follows from a record comes out of `Coordinator.recorded`, once the shell has written it (rule 17c).  Of a run
+    that is both in `forgotten` and in `records`, the record is the newer.
+    """
+
+    records: list[ToRecord] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    epochs_heard: list[tuple[str, int]] = field(default_factory=list)
+    """Incarnations with higher epochs than this server's, as nodes have heard them elsewhere (rule 17d)."""
+    sends: list[tuple[int, bytes]] = field(default_factory=list)
+    hang_ups: list[tuple[int, str]] = field(default_factory=list)
+    happenings: list[Happening] = field(default_factory=list)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to do; after a mere heartbeat there is not."""
+        return bool(
+            self.sends or self.hang_ups or self.happenings or self.records or self.forgotten or self.epochs_heard
+        )

@@ -1,0 +1,294 @@
+"""A virtual world without an authority of its own: its node processes elect a server through a virtual register."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rallypoint import protocol
+from rallypoint.core import transition
+from rallypoint.core.model import Bounds, Node, Role, Run, Settings
+from rallypoint.core.node import View
+from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.record import Claim, Record
+from rallypoint.server.coordinator import Effects
+from rallypoint.simulation.agent import Agent
+from rallypoint.simulation.elected_invariants import ElectedInvariants
+from rallypoint.simulation.peer import Peer, VirtualServer
+from rallypoint.simulation.register import VirtualRegister
+from rallypoint.simulation.world import Line, World
+
+LOCAL_S = 0.0001
+
+
+class ElectedWorld(World):
+    """Some processes, a network between them, and a register."""
+
+    def __init__(
+        self,
+        seed: int,
+        bounds: Bounds,
+        settings: Settings,
+        *,
+        has_leases: bool = False,
+        talkative: bool = False,
+        policies: Mapping[str, RankPolicy] = POLICIES,
+    ) -> None:
+        self._has_leases = has_leases
+        super().__init__(seed, bounds, settings, durable=True, talkative=talkative, policies=policies)
+
+    def begin(self) -> None:
+        """What there is before the first command: an empty register."""
+        self.ports = 0
+        self.had_rivals = False
+        """Whether two servers were alive at once."""
+        self.servers: list[VirtualServer] = []
+        self.hidden: set[str] = set()
+        """Processes whose server cannot be reached at the address that it gives."""
+        self.doomed: dict[str, str] = {}
+        """Processes that die when their next write is recorded, or when what it says was told; which of the two."""
+        self.refusing: set[str] = set()
+        """Processes whose connections to others are refused on the way."""
+        self.register = VirtualRegister(self.clockwork, random.Random(self.seed + 2), self._has_leases)
+        self.judge = ElectedInvariants(self)
+        self.invariants = self.judge
+        self._watching: list[tuple[Peer, Any]] = []
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The processes that were started, the latest of each name."""
+        return [agent for agent in self.agents.values() if isinstance(agent, Peer)]
+
+    @property
+    def run(self) -> Run | None:
+        """What the server knows that the register names, if it lives."""
+        server = self.current
+        return server.run if server is not None else None
+
+    @property
+    def current(self) -> VirtualServer | None:
+        """The server that the register names, if it lives."""
+        record = self.register.record()
+        if record is None or record.claim is None:
+            return None
+        claim_id = record.claim.id
+        return next((server for server in self.servers if server.alive and server.claim.id == claim_id), None)
+
+    # Processes ----------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        name: str,
+        *,
+        role: Role = Role.MEMBER,
+        wanted_rank: int | None = None,
+        topology: str = "",
+        address: str = "",
+        stop_s: float = 0.05,
+        timeout_s: float = 600.0,
+        rate: float = 1.0,
+        bounds: Bounds | None = None,
+        rest_s: float | None = None,
+        may_claim: bool = True,
+    ) -> None:
+        """Start a process of a node; an earlier one of that name must have ended."""
+        assert name not in self.agents or not self.agents[name].alive, f"{name} is running"
+        self.processes[name] += 1
+        node = Node(
+            id=f"{name}.{self.processes[name]}",
+            name=name,
+            address=address,
+            store=f"{name}:{self.processes[name]}",
+            wanted_rank=wanted_rank,
+            topology=topology,
+            role=role,
+        )
+        view = View(node=node, bounds=bounds or self.bounds, settings=self.settings)
+        peer = Peer(
+            self,
+            view,
+            self.chance.uniform(0, 1e6),
+            rate,
+            stop_s=stop_s,
+            timeout_s=timeout_s,
+            rest_s=rest_s or self.settings.heartbeat_timeout_s,
+            may_claim=may_claim,
+        )
+        self.agents[name] = self.by_id[node.id] = peer
+        peer.begin()
+        self._keep_lease(peer)
+
+    def end_process(self, agent: Agent, *, seen: bool) -> None:
+        """A process ends, and its server with it; others see that unless the whole machine went."""
+        super().end_process(agent, seen=seen)
+        assert isinstance(agent, Peer), "every process here is one"
+        if seen and agent.server is not None:
+            for line in self.lines.values():
+                if line.life is agent.server:
+                    self.hang_up(line.number)
+
+    def close(self, by: str) -> None:
+        """A node calls set_closed()."""
+        peer = next((p for p in self.peers if p.alive and not p.stopped and p.session.welcomed), None)
+        if peer is not None:
+            peer.close_run()
+
+    def meet_doom(self, peer: Peer, point: str) -> None:
+        """A process dies at this point, where that is its fate."""
+        if self.doomed.get(peer.name) == point and peer.alive:
+            del self.doomed[peer.name]
+            self.end_process(peer, seen=True)
+
+    def evict(self, name: str) -> None:
+        """An administrator gives a node up, by the secret of the claim."""
+        server = self.current
+        if server is None or server.peer.stopped:
+            return
+        line = Line(len(self.lines) + 1, None, server)
+        self.lines[line.number] = line
+        hello = protocol.Hello(protocol.VERSION)
+        hello = msgspec.structs.replace(hello, proof=protocol.proof_of(server.claim.secret, hello))
+        server.open(line.number)
+        ask = protocol.frame(protocol.AskEvict(1, self.run_id, name))
+        server.receive(line.number, protocol.MAGIC + protocol.frame(hello) + ask)
+
+    def _keep_lease(self, peer: Peer) -> None:
+        """The thread that renews a lease: it stops when the loop beside it has not run for half of a time-out."""
+        if not peer.alive:
+            return
+        ttl_s, server = self.settings.heartbeat_timeout_s, peer.server
+        ran = not peer.stopped or (peer.frozen and peer.stopped_now_s < ttl_s / 2)
+        if server is not None and server.serves and ran:
+            self.register.keep(server.claim.id, server.claim.rest_s)
+        self.clockwork.after(ttl_s / 6, lambda: self._keep_lease(peer))
+
+    # Connections --------------------------------------------------------------------------------------------------
+
+    def free_port(self) -> int:
+        """A port to serve on: there are few, so that one is used again whose old address is still in some record."""
+        self.ports += 1
+        return 1 + self.ports % 3
+
+    def reach(self, peer: Peer, claim: Claim) -> VirtualServer | str:
+        """What becomes of a new connection to a claim's address: the server, or how it fails."""
+        name = claim.addresses[0]
+        host = self.agents.get(name)
+        if peer is host:
+            mine = peer.server
+            return mine if mine is not None and mine.claim.id == claim.id else "refused"
+        cut = self.network.cut
+        if peer.name in cut or name in cut or name in self.hidden:
+            return "silent"
+        if peer.name in self.refusing:
+            return "refused"
+        serving = [s for s in self.servers if s.alive and s.peer.name == name and s.claim.port == claim.port]
+        if serving:
+            return serving[-1]
+        return "silent" if host is not None and not host.alive and not host.was_seen else "refused"
+
+    def open_line_to(self, peer: Peer, server: VirtualServer) -> int:
+        """A new connection to a server."""
+        line = Line(len(self.lines) + 1, peer, server)
+        self.lines[line.number] = line
+        server.when_running(lambda: server.open(line.number))
+        return line.number
+
+    def serving(self, peer: Peer) -> VirtualServer:
+        """The server that a process is, or was last, connected to."""
+        server = self.lines[peer.line].life
+        assert isinstance(server, VirtualServer), "every server here is one"
+        return server
+
+    def hears(self, line: Line) -> bool:
+        """Whether the server of this connection is still there."""
+        return line.life.alive
+
+    def deliveries(self, line: Line, *, to_node: bool) -> Iterator[float]:
+        """Within a process nothing is lost; between two, whatever the network does to either."""
+        client, server = self._ends(line)
+        if client is server:
+            yield LOCAL_S
+            return
+        hearer = client.name if to_node else server.name
+        if server.name not in self.network.cut and hearer not in self.network.deaf:
+            yield from self.network.deliveries(client.name, to_node=False)
+
+    def is_cut(self, line: Line) -> bool:
+        """Whether nothing passes on this connection."""
+        client, server = self._ends(line)
+        return client is not server and bool({client.name, server.name} & self.network.cut)
+
+    @staticmethod
+    def _ends(line: Line) -> tuple[Agent, Peer]:
+        assert line.agent is not None, "a process connects"
+        assert isinstance(line.life, VirtualServer), "to a server"
+        return line.agent, line.life.peer
+
+    # The register -------------------------------------------------------------------------------------------------
+
+    def committed(self, peer: Peer, before: Record | None, record: Record) -> None:
+        """A write is in the register."""
+        self.judge.committed(peer, before, record)
+        self.meet_doom(peer, "record")
+        if self.register.has_leases:
+            watching, self._watching = self._watching, []
+            for watcher, _ in watching:
+                self._tell_changed(watcher)
+            for server in self.servers:
+                if server.alive and server.peer is not peer:
+                    self._tell_changed(server.peer)
+
+    def watch(self, peer: Peer, token: Any) -> None:
+        """A process wants to hear of changes since this token."""
+        if self.register.same(token):
+            self._watching.append((peer, token))
+        else:
+            self._tell_changed(peer)
+
+    def _tell_changed(self, peer: Peer) -> None:
+        def tell() -> None:
+            peer.do(peer.election.changed(peer.now))
+
+        if peer.name not in self.register.cut and not self.register.is_away:
+            self.clockwork.after(self.chance.uniform(*self.register.delay_s), lambda: peer.when_running(tell))
+
+    # What is written down and checked -----------------------------------------------------------------------------
+
+    def server_started(self, server: VirtualServer) -> None:
+        """A process serves from now on."""
+        self.had_rivals = self.had_rivals or any(other.alive for other in self.servers)
+        self.servers.append(server)
+        self.events["Served"] += 1
+        self.note(server.peer.name, f"serves with epoch {server.epoch}")
+        self.judge.server_started(server)
+
+    def server_stopped(self, server: VirtualServer) -> None:
+        """A process serves no longer."""
+        self.judge.server_stopped(server)
+
+    def server_acted(self, server: VirtualServer, effects: Effects) -> None:
+        """A server took an input."""
+        for happening in effects.happenings:
+            if happening.why:
+                self.note(f"server on {server.peer.name}", happening.why)
+            self.events["Happening"] += 1
+            for loss in happening.losses:
+                self.events["Lost"] += 1
+                self.judge.judge_loss(loss)
+        self.judge.server_acted(server, effects)
+
+    def agent_changed(self, agent: Agent, before: View) -> None:
+        """A node's view changed."""
+        self.events["View"] += agent.view.state is not before.state
+        super().agent_changed(agent, before)
+
+    def situation(self) -> str:
+        """Where the run stands, in the words of the server that the register names."""
+        server = self.current
+        if server is None:
+            return f"nobody serves; the register has {self.register.record()}"
+        hosted = server.coordinator.runs.known[self.run_id]
+        return transition.situation(hosted.run, hosted.time(server.peer.now))
