@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from rallypoint.core.model import EndedIncarnation, Predecessor, Run
-from rallypoint.core.record import Claim, Record, decode, encode, restored
+from rallypoint.core.record import LONGEST_REST_S, SHORTEST_REST_S, Claim, Record, decode, encode, restored
 from rallypoint.errors import RendezvousStateError
 from rallypoint.location.actions import (
     Action,
@@ -36,7 +36,10 @@ READS_AWAITED = 2
 
 
 class Election:
-    """Finds the server of a run for the nodes of this process, or makes this process the server."""
+    """Finds the server of a run for the nodes of this process, or makes this process the server.
+
+    `is_host` says whether this process may serve: False forbids it, True lets it claim before the others.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Election:
         mint: Callable[[], str],
         chance: Callable[[], float],
         rest_s: float,
-        may_claim: bool = True,
+        is_host: bool | None = None,
         secret: Callable[[], str] = str,
     ) -> None:
         self.run_id = run_id
@@ -56,8 +59,8 @@ class Election:
         self._candidate = candidate
         self._mint = mint
         self._chance = chance
-        self._rest_s = rest_s
-        self._may_claim = may_claim
+        self._rest_s = min(max(rest_s, SHORTEST_REST_S), LONGEST_REST_S)
+        self._is_host = is_host
         self._secret = secret
         self._looks = False
         self._in_flight: Action | None = None
@@ -149,14 +152,15 @@ class Election:
     def read(self, entry: Entry | None, now: float) -> list[Action]:
         """A read was answered."""
         started, self._in_flight, self._failures = self._started, None, 0
-        if self.serving is not None:
-            return self._serving_did(self.serving.read(entry, _decoded(entry), started, now), now)
         try:
-            self._entry, self._record = entry, _decoded(entry)
-            self._epoch = max(self._epoch, self._record.epoch if self._record is not None else 0)
+            record = None if entry is None else decode(entry.value)
         except RendezvousStateError as exc:
-            self.why, self._read_at = str(exc), now + self._poll_s
-            return []
+            # Somebody else writes under this name: what it wrote is not ours to overwrite.
+            return self.away(str(exc), now)
+        if self.serving is not None:
+            return self._serving_did(self.serving.read(entry, record, started, now), now)
+        self._entry, self._record = entry, record
+        self._epoch = max(self._epoch, record.epoch if record is not None else 0)
         return self._judge(started, now) if self._looks else []
 
     def wrote(self, entry: Entry | None, now: float) -> list[Action]:
@@ -166,9 +170,18 @@ class Election:
         if self.serving is not None:
             return self._serving_did(self.serving.wrote(wrote.record, entry, started, now), now)
         self._read_at = now
+        if entry is not None and self._gone:
+            return self._leave_again(wrote.record, entry, now)
         if entry is None or now - started > self._rest_s / 2:
             return self._go(now)  # after so long the claim may be another's again: read it first
         return self._serve(wrote.record, entry, now)
+
+    def _leave_again(self, record: Record, entry: Entry, now: float) -> list[Action]:
+        """The claim was written after this process had decided to leave: it is removed before anybody trusts it."""
+        assert record.claim is not None, "what was written is a claim"
+        self.serving = Serving(record.claim, record, entry, now, self._mint, self._chance)
+        self.serving.hand_over(None)
+        return self._go(now)
 
     def away(self, why: str, now: float) -> list[Action]:
         """The register could not be reached, or did not answer: a write may have happened."""
@@ -176,7 +189,7 @@ class Election:
         if self.serving is not None:
             return self._serving_did(self.serving.away(why, now), now)
         self._failures += 1
-        self.why = f"the register cannot be reached: {why}"
+        self.why = f"the register does not tell who serves: {why}"
         self._read_at = now + min(0.05 * 2.0 ** min(self._failures, 6), 1.0) * (0.5 + self._chance() / 2)
         return []
 
@@ -247,10 +260,11 @@ class Election:
         token = self._entry.token if self._entry is not None else None
         if candidate.leaving and not candidate.delivers:
             return self._wait_for_others("this node leaves it", now)
-        if not self._may_claim:
+        if self._is_host is False:
             return self._wait_for_others("this node may not", now)
         if self._delayed[0] != (token,):
-            self._delayed = ((token,), now + delay_s(candidate, self._record, self._chance()))
+            delay = 0.0 if self._is_host else delay_s(candidate, self._record, self._chance())
+            self._delayed = ((token,), now + delay)
         if now < self._delayed[1]:
             self.why, self._read_at = "nobody serves this run: other nodes may claim it first", self._delayed[1]
             return [Wait(token)]
@@ -309,10 +323,6 @@ class Election:
                 self._gone = self._gone or action.handed_over
                 self.serving, self._welcomed = None, ""
         return actions
-
-
-def _decoded(entry: Entry | None) -> Record | None:
-    return None if entry is None else decode(entry.value)
 
 
 def _ending(record: Record, candidate: Candidate) -> EndedIncarnation | None:

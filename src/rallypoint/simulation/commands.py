@@ -188,6 +188,8 @@ def _register(world: World, words: list[str]) -> None:
         register.touch()
     elif words[0] in ("away", "back"):
         register.is_away = words[0] == "away"
+        if not register.is_away:
+            _elected(world).doomed.clear()
         world.faults["away"] += register.is_away
     for word, name in (("loss", "lost answer"), ("stale", "stale read"), ("late", "late write")):
         world.faults[name] += float(given.get(word, 0)) > 0

@@ -42,6 +42,7 @@ class ElectedInvariants:
         self.claims = 0
         self.faults = 1
         self.disturbed_at = 0.0
+        self._counted: set[str] = set()
         self._epochs: dict[str, tuple[str, int]] = {}
         self._written: dict[str, float] = {}
         self._taken_over: dict[str, tuple[Record, RecordedWorld]] = {}
@@ -262,7 +263,11 @@ class ElectedInvariants:
         if peer.close_asked:
             self._closing_heard(peer)
         counts = view.world is not None and server.decided.finished.get(view.node.id) == view.world.rank
-        if view.state is State.FINISHED and view.world is not None and counts and peer.leaving is Reason.FINISHED:
+        finishes = (
+            view.state is State.FINISHED and peer.leaving is Reason.FINISHED and peer.process not in self._counted
+        )
+        if view.world is not None and counts and finishes:
+            self._counted.add(peer.process)
             self.finished.setdefault(view.world.seal_id, set()).add(view.world.rank)
 
     def _closing_heard(self, peer: Peer) -> None:

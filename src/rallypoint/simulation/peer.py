@@ -195,7 +195,7 @@ class Peer(Agent):
             mint=world.mint,
             chance=world.chance.random,
             rest_s=rest_s,
-            may_claim=may_claim,
+            is_host=None if may_claim else False,
             secret=world.mint,
         )
 

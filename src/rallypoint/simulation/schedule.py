@@ -82,8 +82,7 @@ def setup(seed: int) -> tuple[Setup, int, random.Random]:
     high = chance.randint(min(2, nodes), nodes)
     low = high if chance.random() < 0.25 else chance.randint(1, min(high // 2 + 1, high))
     made = Setup(seed, Bounds(low, high), durable=chance.random() < 0.3)
-    if seed % 16 == 1:
-        # One place for many, and a register that takes seconds: inputs queue behind the writes.
+    if _queues(seed):
         nodes, made.bounds = max(nodes, 4), Bounds(1, 1)
     if seed % 2:
         made.elected, made.leases = True, chance.random() < 0.5
@@ -123,7 +122,6 @@ def end_faults(world: World, do: Do) -> None:
         if agent.alive and agent.stopped:
             do(f"resume {agent.name}")
     if isinstance(world, ElectedWorld):
-        world.doomed.clear()
         do("register back loss=0 stale=0 late=0 delay=0.001:0.003")
     elif world.coordinator is None:
         do("restart")
@@ -166,6 +164,8 @@ def _pause_s(chance: random.Random) -> float:
 def _choose(world: World, names: list[str], chance: random.Random, with_crash: bool) -> str:
     """The next command: something to break, or something to mend."""
     running = [a for a in world.agents.values() if a.alive]
+    if _queues(world.seed) and running and chance.random() < 0.8:
+        return _while_it_is_recorded(world, running, chance)
     idle = [name for name in names if name not in world.agents or not world.agents[name].alive]
     options: list[tuple[float, str]] = []
     if idle:
@@ -214,6 +214,18 @@ def _to_mend(world: World, running: list[Agent], chance: random.Random) -> list[
     return options + ([(2.0, f"heal {chance.choice(apart)}")] if apart else [])
 
 
+def _queues(seed: int) -> bool:
+    """Whether a schedule has one place for many, and a register so slow that inputs queue behind the writes."""
+    return seed % 16 == 1
+
+
+def _while_it_is_recorded(world: World, running: list[Agent], chance: random.Random) -> str:
+    """The member is evicted, and the one after it, while a write of the record is in flight."""
+    if isinstance(world, ElectedWorld) and world.register.delay_s[1] < 0.5:
+        return "register back loss=0 stale=0 late=0 delay=0.3:0.6"
+    return f"evict {chance.choice(running).name}"
+
+
 def _apart(world: World) -> set[str]:
     """Who cannot be reached in some way."""
     apart = world.network.cut | world.network.deaf
@@ -227,9 +239,7 @@ def _to_the_register(
 ) -> list[tuple[float, str]]:
     """What happens to the register and to the process that serves; in some schedules often enough for two of them."""
     register, server = world.register, world.current
-    forgets, queues = world.seed % 3 == 0, world.seed % 16 == 1
-    if queues and register.delay_s[1] < 2 and not register.is_away:
-        return [(1.0, "register delay=2:6")]
+    forgets = world.seed % 3 == 0
     options = [(0.3, "close"), (0.4 * forgets, "register empty"), (0.5, "register touch")]
     options.append((3.0, "register back") if register.is_away else (0.6, "register away"))
     trouble = [
@@ -244,7 +254,7 @@ def _to_the_register(
     if running:
         name = chance.choice(running).name
         options += [(0.4, f"hide {name}"), (0.4, f"unplug {name}"), (0.3, f"refuse {name}")]
-        options.append((20.0 if queues else 0.2, f"evict {name}"))
+        options.append((0.2, f"evict {name}"))
     if server is not None:
         name, often = server.peer.name, 3.0 if with_rivals else 0.7
         options += [(often, f"{verb} {name}") for verb in ("kill", "pause", "unplug")]
