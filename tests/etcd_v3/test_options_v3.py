@@ -98,11 +98,11 @@ def test_on_give_up_says_what_becomes_of_the_run(handlers: Handlers, nodes: str,
     assert a.is_closed() is closes
 
 
-def test_read_timeout_is_how_long_a_question_may_take(handlers: Handlers) -> None:
+def test_close_timeout_is_how_long_a_request_to_close_may_take(handlers: Handlers) -> None:
     with socket.create_server((HOST, 0)) as silent:
         endpoint = f"{HOST}:{silent.getsockname()[1]}"
-        handler = handlers("1", endpoint=endpoint, read_timeout=1)
+        handler = handlers("1", endpoint=endpoint, close_timeout=1)
         began = time.monotonic()
         with pytest.raises(RendezvousConnectionError, match="could not be closed: the authority at etcd"):
             handler.set_closed()
-        assert 1 <= time.monotonic() - began < 10, "it would be a minute without the option"
+        assert 1 <= time.monotonic() - began < 10, "it would be half a minute without the option"

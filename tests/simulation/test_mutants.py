@@ -196,12 +196,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "an older server takes over from one that has gone on",
-        "location/serving.py",
-        "if shown.round > self.record.round and not ours:",
-        "if False:",
-    ),
-    Mutant(
         "the end of an incarnation is told before it is recorded",
         "core/recovery.py",
         "return msgspec.structs.replace(anew, durability=Durability.SEAL_OR_CLOSE)",
