@@ -198,7 +198,8 @@ class Session:
         if is_lower and serving.claim_id != known.claim_id:
             self.is_outdated = True
             return
-        self.serving = serving
+        # A pong that was overtaken may name an older epoch of the same claim.
+        self.serving = msgspec.structs.replace(serving, epoch=known.epoch) if is_lower and known.claim_id else serving
         self._epoch = known if is_lower else serving
         self.view = core.disconnected(self.view, now) if serving.in_doubt else core.connected(self.view)
 

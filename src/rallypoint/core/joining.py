@@ -7,7 +7,7 @@ from itertools import chain, islice
 import msgspec
 
 from rallypoint.core import explain, recovery
-from rallypoint.core.changes import Step, break_world, change, found, pause_ends, tell
+from rallypoint.core.changes import Durability, Step, break_world, change, found, pause_ends, tell
 from rallypoint.core.events import Announced, Joined
 from rallypoint.core.model import Node, Phase, Request, Role, Run, Waiter, find_waiter, is_loopback
 from rallypoint.core.notices import Fenced, Refused, RunClosed, place
@@ -33,7 +33,10 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
         return Step(run, tell(node.id, Refused(why)), why)
     if not run.live and not run.founded:
         founded = found(run, said.bounds, said.settings, mint)
-        return _enqueue(founded, node, f"{node.name} founded the run for {explain.size(said.bounds)}")
+        step = _enqueue(founded, node, f"{node.name} founded the run for {explain.size(said.bounds)}")
+        # The incarnation before had a world, and a record says that it runs: it must say first that it is over.
+        replaces = run.world is not None and run.phase is Phase.GATHERING
+        return msgspec.structs.replace(step, durability=Durability.SEAL_OR_CLOSE) if replaces else step
     return _admit(run, said, now)
 
 

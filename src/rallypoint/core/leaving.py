@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rallypoint.core.changes import Durability, Step, break_world, change, charge, close, depart
 from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Run
-from rallypoint.core.recovery import silenced
+from rallypoint.core.recovery import adopt_at_once, silenced
 
 
 def lost(run: Run, node_id: str, why: str, now: float) -> Step:
     """The authority has given a node up."""
     if run.phase is Phase.RECOVERING:
-        return Step(silenced(depart(run, node_id), node_id), (), f"{_name(run, node_id)} was lost: {why}")
+        told = f"{_name(run, node_id)} was lost: {why}"
+        return Step(silenced(depart(run, node_id), node_id, told), (), told)
     return _go(run, node_id, f"{_name(run, node_id)} was lost: {why}", now, crashed=True)
 
 
@@ -20,7 +21,11 @@ def left(run: Run, node_id: str, reason: Reason, seal_id: str, why: str, now: fl
     if run.phase is Phase.RECOVERING:
         finished = reason is Reason.FINISHED
         durability = Durability.FINISH if finished and node_id in run.ranks else Durability.NONE
-        return Step(silenced(depart(run, node_id), node_id, finished=finished), (), told, durability)
+        gone = silenced(depart(run, node_id), node_id, told, finished=finished)
+        if reason is Reason.GAVE_UP and node_id in run.ranks and closes_on_give_up(run):
+            adopted = adopt_at_once(gone, now)
+            return close(adopted.run, Ending.FAILED, told, now).after(adopted)
+        return Step(gone, (), told, durability)
     ours = run.world is not None and run.world.seal_id == seal_id
     if reason is Reason.FINISHED and ours and node_id in run.active:
         return finish(run, node_id, now)
@@ -80,6 +85,8 @@ def _name(run: Run, node_id: str) -> str:
     rank = run.ranks.get(node_id)
     if rank is not None and run.world is not None:
         return run.world.members[rank].name
+    if rank is not None:
+        return run.heard[rank].node.name
     for table in (run.returned, run.queue, run.paused, run.spares):
         waiter = table.get(node_id)
         if waiter is not None:

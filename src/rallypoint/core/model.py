@@ -174,6 +174,8 @@ class HeardRank(msgspec.Struct, frozen=True):
     finished: bool = False
     gone: bool = False
     announced: bool = True
+    why: str = ""
+    """Why it is gone, where it said so or was seen to go."""
 
 
 class RecordedWorld(msgspec.Struct, frozen=True, omit_defaults=True):

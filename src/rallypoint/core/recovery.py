@@ -166,13 +166,15 @@ def _contradiction(run: Run, highest: _WorldName | None, said: Joined | Announce
     return ""
 
 
-def silenced(run: Run, node_id: str, *, finished: bool = False) -> Run:
+def silenced(run: Run, node_id: str, why: str, *, finished: bool = False) -> Run:
     """A node that had spoken goes while the server still recovers: its rank is out, or has finished."""
     rank = run.ranks.get(node_id)
     if rank is None or run.heard[rank].finished:
         return run
     known = run.heard[rank]
-    heard = msgspec.structs.replace(known, holds=finished and known.holds, finished=finished, gone=not finished)
+    heard = msgspec.structs.replace(
+        known, holds=finished and known.holds, finished=finished, gone=not finished, why="" if finished else why
+    )
     return change(run, heard=run.heard.set(rank, heard))
 
 
@@ -311,7 +313,8 @@ def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
         returned=Table.build(back.items()),
         regroup_ends=now + run.settings.regroup_s,
     )
-    why = f"only {holders} of {world.size} ranks of round {world.round} still hold it"
+    whys = ", ".join(known.why for known in heard.values() if known.gone and known.why)
+    why = f"only {holders} of {world.size} ranks of round {world.round} still hold it{': ' if whys else ''}{whys}"
     return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why).after(kept)
 
 

@@ -73,12 +73,12 @@ class Authority(Process):
         self._done(self.run, self.server.tick(self.now), None)
 
     def _done(self, before: Run, effects: Effects, data: bytes | None) -> None:
+        if effects.forgotten:
+            self.world.record = None
         for each in effects.records:
             written = recording.of(each.run, epoch=each.epoch, write_id=self.world.mint())
             self.world.record = recording.encode(written)
             self.later(0.0, partial(self._recorded, each.run.run_id))
-        if effects.forgotten:
-            self.world.record = None
         self.world.authority_acted(before, self.run, effects, data)
         for line, sent in effects.sends:
             self.world.send_to_node(line, sent)

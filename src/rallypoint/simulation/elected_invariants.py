@@ -139,7 +139,8 @@ class ElectedInvariants:
             if old.seal_id == world.seal_id:
                 self._require(ranks >= set(old.finished_ranks()), f"a finish in {world.seal_id} was taken back")
             else:
-                self._require(world.round > old.round, f"round {world.round} was recorded after round {old.round}")
+                grows = world.round > old.round or self.forgot
+                self._require(grows, f"round {world.round} was recorded after round {old.round}")
 
     # Servers ------------------------------------------------------------------------------------------------------
 
