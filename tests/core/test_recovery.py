@@ -320,6 +320,18 @@ def test_a_rank_that_leaves_while_the_authority_listens_has_its_reason(reason: R
     assert stage.phase is phase
 
 
+@pytest.mark.parametrize(("low", "phase"), [(3, Phase.CLOSED), (2, Phase.RECOVERING)])
+def test_a_rank_that_gives_up_while_the_authority_listens_closes_a_run_of_a_fixed_size(low: int, phase: Phase) -> None:
+    """Rule 8: as it does at any other time, and those who were heard are told."""
+    stage = restarted(low, 3)
+    claim(stage, "a", 0)
+    claim(stage, "b", 1)
+    stage.take(Left("a", Reason.GAVE_UP, "s4", "out of memory"))
+    assert stage.phase is phase
+    closed = [RunClosed("old", Ending.FAILED, "a gave up: out of memory")] if phase is Phase.CLOSED else []
+    assert [said for said in stage.heard("b") if isinstance(said, RunClosed)] == closed
+
+
 def test_a_fresh_node_that_goes_while_the_authority_listens_is_simply_gone() -> None:
     stage = restarted(2)
     stage.join("a", "s", role=Role.SPARE)

@@ -766,7 +766,8 @@ def test_a_finish_that_is_the_first_word_of_a_recovery_must_be_recorded() -> Non
         announces(stage, "abc"[rank], rank, standing)
         durability.append(stage.step.durability)
     assert stage.phase is Phase.SEALED
-    assert durability == [Durability.FINISH, Durability.NONE, Durability.NONE]
+    # No record named the world that all hold: from now on one does.
+    assert durability == [Durability.FINISH, Durability.NONE, Durability.SEAL_OR_CLOSE]
 
 
 def test_the_record_of_a_finish_holds_it_where_the_world_was_only_announced() -> None:

@@ -492,10 +492,13 @@ def test_the_ending_of_another_incarnation_is_not_ones_own() -> None:
     assert process.told == [Connect(a_claim(), 3), Wait(1)]
 
 
-def test_a_fresh_node_that_finds_a_closed_record_without_a_living_claim_founds_the_next_incarnation() -> None:
-    """Rule 17h."""
+@pytest.mark.parametrize("incarnation", ["", "r1"])
+def test_a_fresh_node_that_finds_a_closed_record_without_a_living_claim_founds_the_next_incarnation(
+    incarnation: str,
+) -> None:
+    """Rule 17h: also one that was told of the incarnation that ended, and was never in a world of it."""
     closed = a_record(world=WORLD, closing=Outcome(Ending.FAILED, "too few"), claim=None)
-    process = looking(closed)
+    process = looking(closed, incarnation=incarnation)
     process.settle()
     run = process.only(Serve).run
     assert (run.phase, run.last) == (Phase.GATHERING, FAILED)

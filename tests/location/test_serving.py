@@ -196,6 +196,14 @@ def test_that_another_process_was_met_is_written_when_there_is_time_and_carried_
     assert process.register.record.met == 4
 
 
+def test_what_was_met_under_earlier_claims_is_carried_on_by_every_write() -> None:
+    """Rule 17a: otherwise the next claim would be given more patience than it is due."""
+    process, run = a_server(a_record(claim=None, met=1))
+    wants(process, sealed(run).run)
+    process.answer()
+    assert (process.register.record.epoch, process.register.record.met) == (4, 1)
+
+
 # Deposed, or claiming again -------------------------------------------------------------------------------------------
 
 
@@ -237,11 +245,20 @@ def test_a_server_that_was_deposed_claims_above_every_epoch_that_it_saw() -> Non
 
 @pytest.mark.parametrize("claim", [None, a_claim("c2")])
 def test_a_server_is_deposed_by_an_incarnation_that_it_knows_nothing_of(claim: Any) -> None:
-    """Rule 17d: whatever its epoch; the register was emptied, and others have begun anew."""
+    """Rule 17d: whatever its epoch; the register was emptied, and others have sealed a world since."""
     process, _ = a_server(a_record(claim=None))
-    process.register.put(a_record(incarnation="r7", epoch=1, round=0, claim=claim))
+    process.register.put(a_record(incarnation="r7", epoch=1, claim=claim))
     process.check()
     assert process.only(Stop).epoch == 1
+
+
+def test_a_run_that_was_only_founded_anew_does_not_depose_a_server() -> None:
+    """Rule 17d: the register was emptied, and a fresh node that knew nothing claimed it; nothing came of it yet."""
+    process, _ = a_server(a_record(claim=None))
+    process.register.put(a_record(incarnation="r7", epoch=1, round=0, world=None, claim=a_claim("c2")))
+    process.check()
+    process.answer(Write)
+    assert process.register.record.incarnation == "r1"
 
 
 def test_the_incarnation_before_its_own_does_not_depose_a_server() -> None:

@@ -113,6 +113,12 @@ class Session:
     def told_ended(self, how: EndedIncarnation) -> None:
         """The register says that an incarnation has ended: its members need no server to know it (rule 17h)."""
         self.view = core.hear(self.view, RunClosed(how.incarnation, how.ending, how.why))
+        if self.view.state is State.CLOSED and self.view.incarnation == how.incarnation:
+            self._unheard = {
+                n: said
+                for n, said in self._unheard.items()
+                if isinstance(said, CloseAsked) and said.incarnation not in ("", how.incarnation)
+            }
 
     @property
     def is_heard(self) -> bool:

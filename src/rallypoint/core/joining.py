@@ -34,8 +34,8 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
     if not run.live and not run.founded:
         founded = found(run, said.bounds, said.settings, mint)
         step = _enqueue(founded, node, f"{node.name} founded the run for {explain.size(said.bounds)}")
-        # The incarnation before had a world, and a record says that it runs: it must say first that it is over.
-        replaces = run.world is not None and run.phase is Phase.GATHERING
+        # A record may name the incarnation before as one that runs: it must say first that it is over.
+        replaces = bool(run.incarnation) and run.phase is Phase.GATHERING
         return msgspec.structs.replace(step, durability=Durability.SEAL_OR_CLOSE) if replaces else step
     return _admit(run, said, now)
 

@@ -34,6 +34,8 @@ from rallypoint.core.model import (
 LIMIT = 512 * 1024
 """A record of a million finished ranks has a third of this."""
 SHORTEST_REST_S, LONGEST_REST_S = 1.0, 120.0
+MOST_RANKS = 1024
+"""How many ranks of one process a claim names."""
 _ADVICE = "; if nothing else uses that name, delete it, and the nodes tell the next server what they know"
 
 
@@ -49,7 +51,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     port: Annotated[int, Meta(ge=1, le=65535)]
     rest_s: Annotated[float, Meta(ge=SHORTEST_REST_S, le=LONGEST_REST_S)]
     secret: Token = ""
-    ranks: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
+    ranks: Annotated[tuple[Count, ...], Meta(max_length=MOST_RANKS)] = ()
     beat: Round = 0
 
 

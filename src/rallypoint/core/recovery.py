@@ -117,7 +117,7 @@ def heard_of(
     if known is not None:
         # What is broken stays broken, and who has finished stays finished: an older message may arrive late.
         kept = known.holds or not known.announced
-        heard = msgspec.structs.replace(heard, holds=holds and kept, finished=finished or known.finished)
+        heard = msgspec.structs.replace(heard, holds=heard.holds and kept, finished=finished or known.finished)
     noted = _with_heard(run, seat.rank, heard)
     if noted is run:
         return Step(noted)
@@ -197,7 +197,7 @@ def complete(run: Run, now: float) -> bool:
     if now >= run.hold_ends:
         return True
     if highest is not None:
-        return len(run.heard) >= highest.size
+        return len(run.heard) >= highest.size and _anybody_spoke(run, highest)
     # Max nodes who have never heard of a world: nobody is left whom it would be unfair not to wait for.
     if run.round or len(run.queue) < run.bounds.max:
         return False
@@ -205,6 +205,12 @@ def complete(run: Run, now: float) -> bool:
     other = next((w.node for w in waiters if w.node.address), None)
     agreed = sum(w.request is not None and w.request.bounds == run.bounds and _mixes(w.node, other) for w in waiters)
     return agreed >= run.bounds.max
+
+
+def _anybody_spoke(run: Run, highest: _WorldName) -> bool:
+    """Whether a rank of the world was heard, or all have finished; if neither, those that stand by may be on their way."""
+    finished = sum(known.finished for known in run.heard.values())
+    return finished == highest.size or any(known.announced for known in run.heard.values())
 
 
 def conclude(run: Run, now: float, mint: str) -> Step:
@@ -302,6 +308,9 @@ def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
         "",
         next((known.node for known in heard.values() if known.node.address), None),
     )
+    if run.recorded is None:
+        # No record names this world yet: the next server is to know it.
+        kept = msgspec.structs.replace(kept, durability=Durability.SEAL_OR_CLOSE)
     if len(finished) == world.size:
         return close(kept.run, Ending.SUCCEEDED, "all members have finished", now).after(kept)
     if holders + len(finished) == world.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rallypoint.core.model import Bounds, EndedIncarnation, Settings
-from rallypoint.core.record import Claim, Record
+from rallypoint.core.record import MOST_RANKS, Claim, Record
 
 STAGGER_S = 0.03
 LONGEST_STAGGER_S = 1.0
@@ -69,7 +69,7 @@ def claim_record(candidate: Candidate, record: Record | None, run_id: str, claim
     """The record by which a process claims: the next epoch, and a new incarnation where the old one has ended."""
     epoch = 1 + max(candidate.epoch, record.epoch if record is not None else 0)
     if record is not None and record.world is not None and record.closing is None:
-        ranks = candidate.ranks if candidate.seal_id == record.world.seal_id else ()
+        ranks = candidate.ranks[:MOST_RANKS] if candidate.seal_id == record.world.seal_id else ()
         claim = msgspec.structs.replace(claim, ranks=ranks)
         return msgspec.structs.replace(record, epoch=epoch, write_id=mint, claim=claim)
     incarnation, last = candidate.incarnation, None
@@ -88,5 +88,5 @@ def claim_record(candidate: Candidate, record: Record | None, run_id: str, claim
         settings=candidate.settings,
         claim=claim,
         last=last,
-        met=record.met if record is not None else 0,
+        met=record.met if record is not None else epoch - 1,
     )

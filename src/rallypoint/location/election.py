@@ -76,6 +76,7 @@ class Election:
         self._heard_at = float("-inf")
         self._delayed: tuple[object, float] = (None, 0.0)
         self._offer: Claim | None = None
+        self._over: Record | None = None
         self._failures = 0
         self._epoch = 0
         self._gone = False
@@ -89,7 +90,7 @@ class Election:
         if self.serving is not None:
             return [Connect(self.serving.claim, self.serving.record.epoch), *self._go(now)]
         if not self._looks:
-            self._looks, self._read_at, self._failures = True, now, 0
+            self._looks, self._read_at, self._failures, self._delayed = True, now, 0, (None, 0.0)
         return self._go(now)
 
     def content(self, now: float) -> list[Action]:
@@ -101,7 +102,7 @@ class Election:
 
     def welcomed(self, claim_id: str, epoch: int, now: float) -> list[Action]:
         """The server with this claim has taken a node of this process in."""
-        self._welcomed, self._failing = claim_id, ("", 0.0)
+        self._welcomed, self._failing, self._refused = claim_id, ("", 0.0), ("", 0.0, None)
         self._epoch = max(self._epoch, epoch)
         return self.content(now)
 
@@ -144,14 +145,21 @@ class Election:
         if self.serving is not None:
             self.serving.hand_over(run)
             return self._go(now)
-        self._gone, self._looks = True, False
-        return [*self._unbind()]
+        self._gone = True
+        # A claim that is being written must be removed if it was: that is looked up first.
+        self._looks = isinstance(self._in_flight, Write)
+        return [] if self._looks else [*self._unbind()]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to be done after `leave`: the process may end."""
+        return self._gone and self.serving is None and not self._looks and self._in_flight is None
 
     # What the register answers ------------------------------------------------------------------------------------
 
     def read(self, entry: Entry | None, now: float) -> list[Action]:
         """A read was answered."""
-        started, self._in_flight, self._failures = self._started, None, 0
+        started, self._in_flight = self._started, None
         try:
             record = None if entry is None else decode(entry.value)
         except RendezvousStateError as exc:
@@ -159,7 +167,7 @@ class Election:
             return self.away(str(exc), now)
         if self.serving is not None:
             return self._serving_did(self.serving.read(entry, record, started, now), now)
-        self._entry, self._record = entry, record
+        self._entry, self._record, self._failures = entry, record, 0
         self._epoch = max(self._epoch, record.epoch if record is not None else 0)
         return self._judge(started, now) if self._looks else []
 
@@ -176,9 +184,18 @@ class Election:
             return self._go(now)  # after so long the claim may be another's again: read it first
         return self._serve(wrote.record, entry, now)
 
+    def _look_back(self, record: Record | None, now: float) -> list[Action]:
+        """This process has left; was its claim written after all?"""
+        self._looks = False
+        offer_id = self._offer.id if self._offer is not None else ""
+        if record is not None and record.claim is not None and record.claim.id == offer_id and self._entry is not None:
+            return self._leave_again(record, self._entry, now)
+        return [*self._unbind()]
+
     def _leave_again(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim was written after this process had decided to leave: it is removed before anybody trusts it."""
         assert record.claim is not None, "what was written is a claim"
+        self._looks = False
         self.serving = Serving(record.claim, record, entry, now, self._mint, self._chance)
         self.serving.hand_over(None)
         return self._go(now)
@@ -203,7 +220,9 @@ class Election:
 
     @property
     def _poll_s(self) -> float:
-        return self._candidate().settings.heartbeat_interval_s / 2
+        poll_s = self._candidate().settings.heartbeat_interval_s / 2
+        claim = self._record.claim if self._record is not None else None
+        return poll_s if claim is None else min(poll_s, claim.rest_s / 4)
 
     def _go(self, now: float) -> list[Action]:
         if self.serving is not None:
@@ -219,16 +238,21 @@ class Election:
     def _judge(self, started: float, now: float) -> list[Action]:
         """What a read means to a process that looks for a server."""
         candidate, record = self._candidate(), self._record
+        if self._gone:
+            return self._look_back(record, now)
         over = _ending(record, candidate) if record is not None else None
         if over is not None:
             self._looks = False
-            return [Ended(over)]
+            return [*self._unbind(), Ended(over)]
         if record is None or record.claim is None:
             return self._may_be_taken(candidate, now)
         claim = record.claim
         self._watched = seen(self._watched, record, self._entry.claim_lives if self._entry else None, started, now)
         if self._offer is not None and claim.id == self._offer.id:
             assert self._entry is not None, "a record was read"
+            if now - started > self._rest_s / 2:
+                self._read_at = now
+                return self._go(now)
             return self._serve(record, self._entry, now)  # the answer to the write that claimed was lost
         if self._watched.stale or self._has_refused(claim, started) or self._in_vain(candidate, record, now):
             return self._may_be_taken(candidate, now)
@@ -282,6 +306,7 @@ class Election:
         if self._offer is None:
             return self._call(Bind(), now)
         candidate = msgspec.structs.replace(self._candidate(), epoch=self._epoch)
+        self._over = self._record
         record = claim_record(candidate, self._record, self.run_id, self._offer, self._mint())
         return self._call(Write(record, encode(record), self._entry and self._entry.token), now)
 
@@ -296,7 +321,7 @@ class Election:
 
     def _serve(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim is recorded: this process is the server, and recovers what there is (rule 17f)."""
-        before, offer = self._record, self._offer
+        before, offer = self._over, self._offer
         assert offer is not None, "who claims has a port"
         old = before.claim if before is not None and before.claim is not None and before.claim.id != offer.id else None
         settings = record.settings

@@ -10,13 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from rallypoint.core.model import Phase, Run
-from rallypoint.core.record import Claim, Record, encode, of
+from rallypoint.core.model import Phase, Run, rank_bitmap, ranks_of
+from rallypoint.core.record import MOST_RANKS, Claim, Record, encode, of
 from rallypoint.location.actions import Action, ClaimedAgain, Doubt, Read, Recorded, Renewed, Stop, Write
 from rallypoint.location.register import Entry
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
+MOST_EPOCHS = 1_000_000
+"""A node that speaks of a claim so many epochs ahead is not believed."""
+MOST_TRIED = 64
+"""How many unconfirmed writes are remembered."""
 
 
 class Serving:
@@ -65,7 +69,8 @@ class Serving:
 
     def hear_epoch(self, incarnation: str, epoch: int) -> None:
         """A node has heard of a higher epoch: the register must confirm it, or the claim is raised above it (17d)."""
-        if incarnation == self.record.incarnation and epoch > max(self._floor, self.record.epoch):
+        known = max(self._floor, self.record.epoch)
+        if incarnation == self.record.incarnation and known < epoch <= known + MOST_EPOCHS:
             self._floor, self._must_read = epoch, True
 
     def check(self) -> None:
@@ -92,7 +97,11 @@ class Serving:
 
     def doubt_at(self) -> float:
         """When the claim is in doubt if it is not renewed until then."""
-        return float("inf") if self.is_in_doubt else self.renewed_at + self.claim.rest_s
+        return float("inf") if self.is_in_doubt else self.doubt_from()
+
+    def doubt_from(self) -> float:
+        """Until when what is known of the claim is fresh enough."""
+        return self.renewed_at + self.claim.rest_s
 
     # What is to be done -------------------------------------------------------------------------------------------
 
@@ -116,7 +125,7 @@ class Serving:
 
     def _next(self, now: float) -> Action | None:
         if self._must_read:
-            return Read()
+            return self._read()
         if self._wanted is not None:
             run, ranks = self._wanted
             return self._write(self._drafted(run, ranks))
@@ -124,14 +133,20 @@ class Serving:
             return self._write(self._without_claim())
         if self._is_met_unwritten or (now >= self._beat_at and not self._has_lease):
             return self._write(self._beaten(self.record))
-        return Read() if now >= self._beat_at else None
+        return self._read() if now >= self._beat_at else None
+
+    def _read(self) -> Read:
+        self._must_read = False  # what makes a read necessary from now on makes another one necessary
+        return Read()
 
     def _write(self, record: Record) -> Write:
         self._tried[record.write_id] = record
+        if len(self._tried) > MOST_TRIED:
+            del self._tried[next(iter(self._tried))]
         return Write(record, encode(record), self._token)
 
     def _drafted(self, run: Run, ranks: tuple[int, ...]) -> Record:
-        claim = msgspec.structs.replace(self.claim, ranks=ranks)
+        claim = msgspec.structs.replace(self.claim, ranks=ranks[:MOST_RANKS])
         drafted = of(run, epoch=self.record.epoch, write_id=self._mint(), claim=claim)
         return self._beaten(msgspec.structs.replace(drafted, met=self.record.met))
 
@@ -144,7 +159,10 @@ class Serving:
         broken = of(run, epoch=left.epoch, write_id=left.write_id, handing_over=True).world
         if broken is None or broken.seal_id != world.seal_id:
             return left
-        return msgspec.structs.replace(left, world=broken)
+        # What was recorded since then counts: only that it is broken, and who is gone, is added.
+        finished = set(world.finished_ranks())
+        gone = rank_bitmap(rank for rank in ranks_of(broken.gone) if rank not in finished)
+        return msgspec.structs.replace(left, world=msgspec.structs.replace(world, broken=True, gone=gone))
 
     def _beaten(self, record: Record) -> Record:
         assert record.claim is not None, "a server has a claim"
@@ -162,7 +180,7 @@ class Serving:
             return self.go(now, busy=False)
         if entry.claim_lives is False:
             self._must_read = True  # the lease ended meanwhile: others take the claim for stale
-        return [*self._confirmed(wrote, entry, started), *self.go(now, busy=False)]
+        return [*self._confirmed(wrote, entry, started, now), *self.go(now, busy=False)]
 
     def away(self, why: str, now: float) -> list[Action]:
         """Nothing is known: what was written is looked up first."""
@@ -174,10 +192,9 @@ class Serving:
 
     def read(self, entry: Entry | None, shown: Record | None, started: float, now: float) -> list[Action]:
         """What is in the register: what this server wrote, or something else (rule 17d)."""
-        self._must_read = self._awaited_since is not None and started < self._awaited_since
         written = None if shown is None else {self.record.write_id: self.record, **self._tried}.get(shown.write_id)
         if entry is not None and written is not None:
-            actions = self._confirmed(written, entry, started)
+            actions = self._confirmed(written, entry, started, now)
             if written.claim is None:
                 return actions
             if self._floor > self.record.epoch or entry.claim_lives is False:
@@ -187,19 +204,28 @@ class Serving:
         if shown is not None and self._deposes(shown):
             why = f"another server was elected: epoch {shown.epoch} came after epoch {self.record.epoch}"
             return [Stop(why, shown.epoch, handed_over=self._leaves)]
+        if self._leaves and self._wanted is None and shown is not None and self._is_ours(shown):
+            return self.away("an older record was shown", now)
         if self._leaves and self._wanted is None:
             return [
                 Stop("its process leaves, and the register names it no longer", self.record.epoch, handed_over=True)
             ]
         return [self._claim_again(entry, shown)]
 
+    def _is_ours(self, shown: Record) -> bool:
+        return shown.claim is not None and shown.claim.id == self.claim.id
+
     def _deposes(self, shown: Record) -> bool:
         """Whether what is shown ends this server: a later claim, or an incarnation that it knows nothing of."""
-        ours = shown.claim is not None and shown.claim.id == self.claim.id
+        ours = self._is_ours(shown)
         if shown.epoch > self.record.epoch and not ours:
             return True
         if shown.round > self.record.round and not ours:
             return True  # the register forgot the epochs, and others have gone on since
+        if shown.world is None and shown.closing is None and shown.round < self.record.round:
+            return (
+                False  # the register forgot, and somebody who knew nothing founded the run anew: nothing came of it yet
+            )
         known = {self.record.incarnation}
         if self.record.last is not None:
             known.add(self.record.last.incarnation)
@@ -214,20 +240,23 @@ class Serving:
         raised = msgspec.structs.replace(self.record, epoch=epoch, claim=claim)
         return self._write(self._beaten(raised))
 
-    def _confirmed(self, record: Record, entry: Entry, started: float) -> list[Action]:
+    def _confirmed(self, record: Record, entry: Entry, started: float, now: float) -> list[Action]:
         """The register shows what was written: the claim is renewed, and what was awaited may be told."""
         actions: list[Action] = []
         if record.epoch > self.record.epoch:
             actions.append(ClaimedAgain(record.epoch))
         if record is not self.record:
             self._tried.clear()  # the others of these were written with an older token, and come too late
+            self._failures = 0
+        beaten = record is not self.record or self._has_lease
         self.record, self._token = record, entry.token
-        self._failures, self._retry_at = 0, 0.0
+        self._retry_at = 0.0
         if record.claim is None:
             return [Stop("its process leaves, and another one serves from now on", record.epoch, handed_over=True)]
         self.renewed_at = started
-        self._beat_at = started + self.claim.rest_s / 3
-        if self.is_in_doubt:
+        if beaten:
+            self._beat_at = started + self.claim.rest_s / 3
+        if self.is_in_doubt and now < self.doubt_from():
             self.is_in_doubt = False
             actions.append(Doubt(""))
         if self._awaited_since is not None and started >= self._awaited_since:

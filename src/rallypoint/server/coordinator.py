@@ -27,7 +27,7 @@ from rallypoint.server import administration, queries
 from rallypoint.server.admission import Admission
 from rallypoint.server.effects import Effects, Happening, ToRecord
 from rallypoint.server.limits import Limits
-from rallypoint.server.runs import Hosted, Input, Runs, Turn
+from rallypoint.server.runs import Input, Runs, Turn
 
 __all__ = ["Coordinator", "Effects", "Happening", "ToRecord"]
 
@@ -47,6 +47,7 @@ class _Caller:
     """The last announcement that needed no answer, as it came, and the run as it was then."""
     known: Run | None = None
     holds: bool = False
+    waits: bool = False
     answered: float = 0.0
 
     @property
@@ -158,7 +159,7 @@ class Coordinator:
     def tick(self, monotonic: float) -> Effects:
         """Time passed; due when `wake_at` says so."""
         now, effects = self._look(monotonic), Effects()
-        self._answer_beats(effects)
+        self._answer_beats(now, effects)
         self._tell(self.runs.tick(now), effects)
         late = [c for c, since in self._silent.items() if now - since > self.limits.hello_s]
         for caller in late:
@@ -243,7 +244,10 @@ class Coordinator:
                 # Whoever speaks is answered, so that it knows that it is heard.
                 known.answered = now
                 hosted = self.runs.known.get(known.key[0])
-                self._send(caller, self._answer(known, message, hosted, now), effects)
+                known.waits = isinstance(message, Joined) or (
+                    isinstance(message, Announced) and message.standing is Standing.WAITING
+                )
+                self._send(caller, self._stand_in(known, now), effects)
                 known.frame, known.known = protocol.framed(body), hosted.run if hosted is not None else None
                 known.holds = isinstance(message, Announced) and message.standing is Standing.HOLDS
         else:
@@ -253,15 +257,18 @@ class Coordinator:
         hosted = self.runs.known.get(known.key[0]) if known.hello is not None else None
         return hosted is not None and hosted.run is known.known
 
-    def _answer(self, known: _Caller, message: Message, hosted: Hosted | None, now: float) -> bytes:
+    def _stand_in(self, known: _Caller, now: float) -> bytes:
         """What stands for an answer where there is none: a pong, or to a node that waits, that the record is awaited."""
-        asks = isinstance(message, Joined) or (isinstance(message, Announced) and message.standing is Standing.WAITING)
-        if asks and hosted is not None and hosted.written_since is not None:
-            left_s = now - hosted.written_since
-            if left_s >= RECORD_AWAITED_S:
-                why = f"what was decided is being recorded, and the record has not been confirmed for {left_s:.1f} s"
-                return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
-        return self._pong(known.key[0])
+        hosted = self.runs.known.get(known.key[0])
+        since = hosted.written_since if hosted is not None and known.waits else None
+        if hosted is None or since is None or now - since < RECORD_AWAITED_S:
+            return self._pong(known.key[0])
+        why = (
+            f"what was decided is being recorded, and the record has not been confirmed for {now - since:.1f} s"
+            if hosted.withheld
+            else "the server was paused, and finds out whether another one serves by now"
+        )
+        return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
     def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
         refusal = self._admission.refusal(hello, self.runs.known) if known.hello is None else "hello is said once"
@@ -336,11 +343,11 @@ class Coordinator:
             known.answered = now
             self._to_answer.append(caller)
 
-    def _answer_beats(self, effects: Effects) -> None:
+    def _answer_beats(self, now: float, effects: Effects) -> None:
         """Many at a time, a few times a second: that costs half of answering each in its moment."""
         for caller in self._to_answer:
             if caller in self._callers:
-                self._send(caller, self._pong(self._callers[caller].key[0]), effects)
+                self._send(caller, self._stand_in(self._callers[caller], now), effects)
         self._to_answer.clear()
 
     def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:

@@ -62,6 +62,15 @@ class Input:
     asker: int = 0
     asked: int = 0
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether a node says this until it is acknowledged."""
+        return self.leave is not None or self.change is None
+
+    def says_the_same(self, other: Input) -> bool:
+        """Whether another input is this one, said before."""
+        return (self.leave, self.asker, self.asked) == (other.leave, other.asker, other.asked) and other.is_repeated
+
 
 @dataclass
 class Hosted:
@@ -140,6 +149,8 @@ class Runs:
     def take(self, run_id: str, taken: Input, now: float) -> Iterator[Turn]:
         """Something happens to a run: what came of it, unless it has to wait for a record."""
         hosted = self.open(run_id, now)
+        if hosted.is_writing and taken.is_repeated and any(taken.says_the_same(other) for other in hosted.queue):
+            return  # a node repeats what must not be lost with every beat, and the first of it still waits
         hosted.queue.append(taken)
         if not hosted.is_writing:
             yield from self._drain(run_id, hosted, now)

@@ -60,6 +60,12 @@ class StateWriter:
         self._state.close()
 
     async def _write(self, recorded: Callable[[str], None]) -> None:
+        try:
+            await self._write_all(recorded)
+        finally:
+            self._task = None
+
+    async def _write_all(self, recorded: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         while self._changes:
             changes, self._changes = self._changes, {}
@@ -74,5 +80,5 @@ class StateWriter:
                     ", ".join(changes),
                 )
             for run_id in awaited:
-                recorded(run_id)
-        self._task = None
+                # What goes wrong with one run must not keep the others from being told.
+                loop.call_soon(recorded, run_id)
