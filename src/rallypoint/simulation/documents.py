@@ -22,8 +22,9 @@ from rallypoint.core.recovery import blank
 from rallypoint.document import page as pages
 from rallypoint.document.page import Page
 from rallypoint.simulation.clockwork import Clockwork
-from rallypoint.simulation.invariants import BrokenInvariantError, Invariants
+from rallypoint.simulation.invariants import Invariants
 from rallypoint.simulation.medium import Medium, Shelf
+from rallypoint.simulation.node_invariants import BrokenInvariantError
 from rallypoint.simulation.writer import Writer
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ class DocumentInvariants(Invariants):
         """Judge one edit that stands."""
         before, self.page = self.page, page
         if before is not None and before.nonce == page.nonce:
-            self._require(page.epoch >= before.epoch, f"{by.name} took the document back from epoch {before.epoch}")
-            self._require(page.folded >= before.folded, f"{by.name} forgot announcements after {before.folded}")
-            self._require(page.clock >= before.clock, f"{by.name} set the document's clock back")
+            self.require(page.epoch >= before.epoch, f"{by.name} took the document back from epoch {before.epoch}")
+            self.require(page.folded >= before.folded, f"{by.name} forgot announcements after {before.folded}")
+            self.require(page.clock >= before.clock, f"{by.name} set the document's clock back")
         # Clocks that run fast may be ahead by what they gained since the beginning.
-        self._require(
+        self.require(
             page.clock <= self.documents.time * 1.03 + 0.1, f"the document's clock says {page.clock:.1f}, too much"
         )
         run = before.run if before is not None else blank(self.documents.run_id, 0.0, 0.0, 0.0)
@@ -80,12 +81,12 @@ class DocumentInvariants(Invariants):
         if writer is None or writer.id != node_id or not writer.alive:
             return
         silent_s = now - writer.beat_at
-        self._require(
+        self.require(
             silent_s >= 0.95 * timeout_s,
             f"{by.name} gave {writer.name} up, which was heard {silent_s:.2f} s ago",
         )
         well_s = 0.0 if writer.stopped or writer.cut else now - max(writer.well_since, self.documents.well_since)
-        self._require(
+        self.require(
             well_s <= 2 * timeout_s,
             f"{by.name} gave {writer.name} up, which has been well for {well_s:.2f} s",
         )

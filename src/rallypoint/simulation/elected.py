@@ -10,15 +10,16 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.core import transition
-from rallypoint.core.model import Bounds, Node, Role, Run, Settings
+from rallypoint.core.model import Bounds, Run, Settings
 from rallypoint.core.node import View
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.core.record import Claim, Record
 from rallypoint.server.coordinator import Effects
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.elected_invariants import ElectedInvariants
-from rallypoint.simulation.peer import Peer, VirtualServer
+from rallypoint.simulation.peer import Peer
 from rallypoint.simulation.register import VirtualRegister
+from rallypoint.simulation.virtual_server import VirtualServer
 from rallypoint.simulation.world import Line, World
 
 LOCAL_S = 0.0001
@@ -79,34 +80,17 @@ class ElectedWorld(World):
 
     # Processes ----------------------------------------------------------------------------------------------------
 
-    def start(
+    def make_agent(
         self,
-        name: str,
+        view: View,
         *,
-        role: Role = Role.MEMBER,
-        wanted_rank: int | None = None,
-        topology: str = "",
-        address: str = "",
-        stop_s: float = 0.05,
-        timeout_s: float = 600.0,
-        rate: float = 1.0,
-        bounds: Bounds | None = None,
+        rate: float,
+        stop_s: float,
+        timeout_s: float,
         rest_s: float | None = None,
         may_claim: bool = True,
-    ) -> None:
-        """Start a process of a node; an earlier one of that name must have ended."""
-        assert name not in self.agents or not self.agents[name].alive, f"{name} is running"
-        self.processes[name] += 1
-        node = Node(
-            id=f"{name}.{self.processes[name]}",
-            name=name,
-            address=address,
-            store=f"{name}:{self.processes[name]}",
-            wanted_rank=wanted_rank,
-            topology=topology,
-            role=role,
-        )
-        view = View(node=node, bounds=bounds or self.bounds, settings=self.settings)
+    ) -> Peer:
+        """A process for this node, which may come to serve."""
         peer = Peer(
             self,
             view,
@@ -117,9 +101,8 @@ class ElectedWorld(World):
             rest_s=rest_s or self.settings.heartbeat_timeout_s,
             may_claim=may_claim,
         )
-        self.agents[name] = self.by_id[node.id] = peer
-        peer.begin()
-        self._keep_lease(peer)
+        self.clockwork.after(0.0, lambda: self._keep_lease(peer))
+        return peer
 
     def end_process(self, agent: Agent, *, seen: bool) -> None:
         """A process ends, and its server with it; others see that unless the whole machine went."""

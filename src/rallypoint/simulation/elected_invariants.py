@@ -6,27 +6,28 @@ from typing import TYPE_CHECKING
 
 from rallypoint.core.check import complaints
 from rallypoint.core.events import Lost, Message
-from rallypoint.core.model import Phase, Reason, RecordedWorld, Role, Run, find_waiter
+from rallypoint.core.model import Phase, Reason, RecordedWorld, Run
 from rallypoint.core.node import State, View
 from rallypoint.core.record import Record
 from rallypoint.server.coordinator import Effects
-from rallypoint.simulation.invariants import BrokenInvariantError
+from rallypoint.simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
     from rallypoint.simulation.agent import Agent
     from rallypoint.simulation.elected import ElectedWorld
-    from rallypoint.simulation.peer import Peer, VirtualServer
+    from rallypoint.simulation.peer import Peer
+from rallypoint.simulation.virtual_server import VirtualServer
 
 CLAIMS_A_FAULT = 8
 """How many claims a fault may lead to; each of at most twelve nodes may try once or twice."""
 
 
-class ElectedInvariants:
+class ElectedInvariants(NodeInvariants):
     """What is remembered of a world in order to judge the next step."""
 
     def __init__(self, world: ElectedWorld) -> None:
+        super().__init__(world)
         self.world = world
-        self.rosters: dict[str, tuple[str, int, tuple[str, ...]]] = {}
         self.recorded: set[str] = set()
         """Seal ids that were ever in the register."""
         self.closed: set[str] = set()
@@ -77,31 +78,31 @@ class ElectedInvariants:
             self._claimed(peer, before)
         if record.claim is not None:
             self._written[record.claim.id] = self.world.time
-        self._require(record.epoch >= self.epoch, f"epoch {record.epoch} came after epoch {self.epoch}")
+        self.require(record.epoch >= self.epoch, f"epoch {record.epoch} came after epoch {self.epoch}")
         self.epoch = record.epoch
         if before is not None:
-            self._require(record.round >= before.round, f"round {record.round} came after round {before.round}")
+            self.require(record.round >= before.round, f"round {record.round} came after round {before.round}")
             again = record.incarnation == before.incarnation and record.epoch == before.epoch
             if again and before.claim is not None and record.claim is not None:
-                self._require(before.claim.id == record.claim.id, f"two servers have epoch {record.epoch}")
+                self.require(before.claim.id == record.claim.id, f"two servers have epoch {record.epoch}")
         if record.world is not None:
             self._world_recorded(before, record, record.world)
         if record.incarnation in self.closed and not self.forgot:
-            self._require(record.closing is not None, f"incarnation {record.incarnation} is open again")
+            self.require(record.closing is not None, f"incarnation {record.incarnation} is open again")
         moved_on = before is not None and before.incarnation != record.incarnation and not self.forgot
         if before is not None and moved_on and before.incarnation in self.closed:
             named = record.last is not None and record.last.incarnation == before.incarnation
-            self._require(named, f"the record forgot how incarnation {before.incarnation} ended")
+            self.require(named, f"the record forgot how incarnation {before.incarnation} ended")
 
     def tries_to_claim(self, peer: Peer) -> None:
         """A process writes a claim."""
-        self._require(
+        self.require(
             peer.leaving is None or not peer.session.is_heard, f"{peer.name} claims although all that it said was heard"
         )
 
     def _claimed(self, peer: Peer, before: Record | None) -> None:
         self.claims += 1
-        self._require(
+        self.require(
             self.claims <= CLAIMS_A_FAULT * self.faults + 2 * len(self.world.agents),
             f"{self.claims} claims for {self.faults} faults",
         )
@@ -109,7 +110,7 @@ class ElectedInvariants:
         if old is None or before is None:
             return
         rested_s = self.world.time - self._written.get(old.id, 0.0)
-        self._require(
+        self.require(
             rested_s > 0.9 * old.rest_s
             or self.world.register.has_leases
             or self.forgot
@@ -121,7 +122,7 @@ class ElectedInvariants:
         if server is None or not server.alive or server.peer.stopped:
             return
         quiet_s = self.world.time - self.disturbed_at
-        self._require(
+        self.require(
             quiet_s < 6 * self.world.settings.heartbeat_timeout_s,
             f"{peer.name} took the claim of {server.peer.name}, which lives, {quiet_s:.1f} s after the last fault",
         )
@@ -130,17 +131,17 @@ class ElectedInvariants:
         self.recorded.add(world.seal_id)
         ranks = set(world.finished_ranks())
         missing = self.finished.get(world.seal_id, set()) - ranks
-        self._require(
+        self.require(
             not missing or record.closing is not None,
             f"ranks {sorted(missing)} of {world.seal_id} were told that their finishing counts, and the record forgot it",
         )
         old = before.world if before is not None else None
         if old is not None and before is not None and before.incarnation == record.incarnation:
             if old.seal_id == world.seal_id:
-                self._require(ranks >= set(old.finished_ranks()), f"a finish in {world.seal_id} was taken back")
+                self.require(ranks >= set(old.finished_ranks()), f"a finish in {world.seal_id} was taken back")
             else:
                 grows = world.round > old.round or self.forgot
-                self._require(grows, f"round {world.round} was recorded after round {old.round}")
+                self.require(grows, f"round {world.round} was recorded after round {old.round}")
 
     # Servers ------------------------------------------------------------------------------------------------------
 
@@ -151,8 +152,8 @@ class ElectedInvariants:
         if record.world is not None and record.closing is None:
             self._taken_over[server.claim.id] = (record, record.world)
         run = server.run
-        self._require(run.incarnation == record.incarnation, "a server starts in the recorded incarnation")
-        self._require(not run.active and not run.queue and not run.spares, "a server starts with an empty memory")
+        self.require(run.incarnation == record.incarnation, "a server starts in the recorded incarnation")
+        self.require(not run.active and not run.queue and not run.spares, "a server starts with an empty memory")
 
     def server_stopped(self, server: VirtualServer) -> None:
         """A process serves no longer."""
@@ -163,7 +164,7 @@ class ElectedInvariants:
         run = server.run
         paused_s, resumed_at = server.peer.last_pause
         unsure = paused_s > server.claim.rest_s and server.renewed_at < resumed_at
-        self._require(
+        self.require(
             not (unsure and effects.happenings),
             f"{server.peer.name} was paused for {paused_s:.1f} s and goes on before it knows that its claim stands",
         )
@@ -171,7 +172,7 @@ class ElectedInvariants:
             before, after = happening.before, happening.after
             if after is not before:
                 wrong = next(complaints(after), None)
-                self._require(wrong is None, f"a transition left a damaged run: {wrong}")
+                self.require(wrong is None, f"a transition left a damaged run: {wrong}")
             if after.world is not None and after.phase is Phase.SEALED:
                 self._sealed(before, after)
             if before.current is not None and after.current is None:
@@ -189,15 +190,15 @@ class ElectedInvariants:
         roster = (world.incarnation, world.round, tuple(node.id for node in world.members))
         known = self.rosters.get(world.seal_id)
         if known is None:
-            self._require(
+            self.require(
                 run.bounds.min <= world.size <= run.bounds.max, f"a world of {world.size} for {run.bounds} was sealed"
             )
-            self._require(len(set(roster[2])) == world.size, f"a node has two ranks in round {world.round}")
+            self.require(len(set(roster[2])) == world.size, f"a node has two ranks in round {world.round}")
             self.rosters[world.seal_id] = roster
             self.last_seal = self.world.time
             return
         same = [a == b or b.startswith("rank-") for a, b in zip(known[2], roster[2], strict=True)]
-        self._require(known[:2] == roster[:2] and all(same), f"seal id {world.seal_id} names two worlds")
+        self.require(known[:2] == roster[:2] and all(same), f"seal id {world.seal_id} names two worlds")
 
     def _recovered(self, server: VirtualServer, before: Run, after: Run) -> None:
         """The differential check: what the new server knows is what was recorded and what the nodes announced."""
@@ -208,20 +209,20 @@ class ElectedInvariants:
         finished = {rank for rank, heard in before.heard.items() if heard.finished} | set(recorded.finished_ranks())
         if after.incarnation != record.incarnation:
             here = [heard for heard in before.heard.values() if heard.announced and not (heard.gone or heard.finished)]
-            self._require(not here, f"incarnation {record.incarnation} ended although {len(here)} of it are here")
+            self.require(not here, f"incarnation {record.incarnation} ended although {len(here)} of it are here")
             return
         world = after.world
         if world is None or world.round > recorded.round:
             return  # everybody was back at once, and the next world is sealed already
-        self._require(world.seal_id == recorded.seal_id, f"{world.seal_id} was recovered, not {recorded}")
+        self.require(world.seal_id == recorded.seal_id, f"{world.seal_id} was recovered, not {recorded}")
         known = {rank for node_id in after.finished if (rank := after.ranks.get(node_id)) is not None}
         # The node that spoke last is not in `before`.
         same = known >= finished and len(known - finished) <= 1
-        self._require(same, f"ranks {sorted(known)} have finished after the takeover, {finished} before")
+        self.require(same, f"ranks {sorted(known)} have finished after the takeover, {finished} before")
         holds = {rank for rank, heard in before.heard.items() if heard.holds} | finished
         whole = len(holds) >= recorded.size - 1 and not recorded.broken
         if after.phase is Phase.SEALED:
-            self._require(whole, f"{recorded.seal_id} was recovered whole, but only {sorted(holds)} hold it")
+            self.require(whole, f"{recorded.seal_id} was recovered whole, but only {sorted(holds)} hold it")
 
     # Nodes --------------------------------------------------------------------------------------------------------
 
@@ -229,20 +230,20 @@ class ElectedInvariants:
         """Judge one step of a node."""
         view = agent.view
         if view.world is not None and view.world is not before.world:
-            self._node_got_world(agent, before)
+            self.node_got_world(agent, before)
         if view.state is State.CLOSED and before.state is not State.CLOSED:
             self.closed.add(view.incarnation)
         if view.state is State.FENCED and before.state is not State.FENCED and not self.forgot:
             record = self.world.register.record()
             last = record.last.incarnation if record is not None and record.last is not None else ""
             is_current = self.world.current is self.world.lines[agent.line].life
-            self._require(
+            self.require(
                 before.incarnation not in self.closed or before.incarnation != last or not is_current,
                 f"{agent.name} was put out of {before.incarnation} instead of being told that it is closed",
             )
         over = view.state in (State.BROKEN, State.FENCED) and before.state is State.HOLDS
         if over and view.world is not None and not view.why.startswith("this node itself"):
-            self._require(
+            self.require(
                 view.world.seal_id != self.protected,
                 f"{agent.name} was told that {view.world.seal_id} is over, and only the server had changed: {view.why}",
             )
@@ -251,7 +252,7 @@ class ElectedInvariants:
         """A server has taken a node in: its epoch is not below any that the node knew (rule 17i)."""
         serving = peer.session.serving
         incarnation, epoch = self._epochs.get(peer.process, ("", 0))
-        self._require(
+        self.require(
             incarnation != serving.incarnation or serving.epoch >= epoch or self.forgot,
             f"{peer.name} went back from epoch {epoch} to {serving.epoch}",
         )
@@ -277,28 +278,18 @@ class ElectedInvariants:
         record = self.world.register.record()
         if record is None or self.forgot:
             return
-        self._require(
+        self.require(
             record.incarnation != asked or record.closing is not None,
             f"{peer.name} was told that {asked} is closed, but the record does not say so",
         )
         self.closed.add(asked)
 
-    def _node_got_world(self, agent: Agent, before: View) -> None:
+    def node_got_world(self, agent: Agent, before: View) -> None:
+        """A node has a place: it was in the register before anybody heard of it (rule 17c)."""
         place = agent.view.world
-        assert place is not None
-        self._require(place.seal_id in self.recorded, f"{agent.name} holds a world that was never recorded: {place}")
-        roster = self.rosters.get(place.seal_id)
-        self._require(roster is not None, f"{agent.name} holds a world that nobody sealed: {place}")
-        assert roster is not None
-        incarnation, number, members = roster
-        self._require(
-            (incarnation, number, len(members)) == (place.incarnation, place.round, place.size),
-            f"{agent.name} knows its world by another name: {place}",
-        )
-        self._require(members[place.rank] == agent.id, f"{agent.name} has the rank of {members[place.rank]}: {place}")
-        old = before.world
-        if old is not None and old.incarnation == place.incarnation and before.node.id == agent.id:
-            self._require(place.round > old.round, f"{agent.name} went back from round {old.round} to {place.round}")
+        assert place is not None, "it has a place"
+        self.require(place.seal_id in self.recorded, f"{agent.name} holds a world that was never recorded: {place}")
+        super().node_got_world(agent, before)
 
     def judge_loss(self, loss: Lost) -> None:
         """A loss is judged by what it leads to."""
@@ -313,52 +304,27 @@ class ElectedInvariants:
         if not able:
             return
         server = world.current
-        self._require(server is not None, f"nobody serves: {world.register.record()}")
+        self.require(server is not None, f"nobody serves: {world.register.record()}")
         assert server is not None
         rivals = [s.peer.name for s in world.servers if s.alive and s is not server]
-        self._require(not rivals, f"{server.peer.name} serves, and so do {rivals}")
+        self.require(not rivals, f"{server.peer.name} serves, and so do {rivals}")
         run, record = server.run, world.register.record()
-        self._require(run.phase is not Phase.RECOVERING, "the server is still recovering")
-        self._require(
+        self.require(run.phase is not Phase.RECOVERING, "the server is still recovering")
+        self.require(
             len(alive) == 1 or (record is not None and record.met == record.epoch),
             "nobody has met the server in the end",
         )
-        self._require(
+        self.require(
             world.time - self.last_seal >= quiet_s,
             f"a world was sealed {world.time - self.last_seal:.1f} s ago, long after the last fault",
         )
-        for peer in alive:
-            self._check_at_rest(peer, run)
-        members = [p for p in alive if p.view.node.role is Role.MEMBER and p.view.bounds == run.bounds]
-        if run.phase is Phase.GATHERING and not run.ending_started:
-            ready = [p for p in members if p.id not in run.paused]
-            self._require(
-                len(ready) < run.bounds.min,
-                f"{len(ready)} nodes wait although {run.bounds.min} suffice: {world.situation()}",
-            )
-        if run.current is not None and not run.ending_started:
-            idle = [p.name for p in members if p.id in run.queue]
-            self._require(
-                not idle or run.current.size == run.bounds.max,
-                f"{idle} wait although there is room: {world.situation()}",
-            )
-
-    def _check_at_rest(self, peer: Peer, run: Run) -> None:
-        view, current = peer.view, run.current
-        self._require(peer.session.welcomed, f"{peer.name} has no server: {peer.election.why}")
-        if view.state is State.HOLDS:
-            self._require(
-                current is not None and view.world is not None and view.world.seal_id == current.seal_id,
-                f"{peer.name} holds {view.world}, which is not current: {self.world.situation()}",
-            )
-            self._require(peer.id in run.active, f"{peer.name} holds a world that it was given up from")
-            return
-        self._require(
-            view.state in (State.WAITING, State.SPARE),
-            f"{peer.name} is neither in the world nor waiting, but {view.state.value}",
+        recorded = record.world.seal_id if record is not None and record.world is not None else ""
+        self.require(
+            run.current is None or run.current.seal_id == recorded, f"the record does not name the world: {recorded}"
         )
-        self._require(bool(view.why), f"{peer.name} waits without a reason")
-        self._require(find_waiter(run, peer.id) is not None, f"{peer.name} waits, and the server does not know")
+        for peer in alive:
+            self.require(peer.session.welcomed, f"{peer.name} has no server: {peer.election.why}")
+        self.check_nodes_at_rest(alive, run)
 
     # Small things -------------------------------------------------------------------------------------------------
 
@@ -385,7 +351,3 @@ class ElectedInvariants:
         quiet = self.world.time - self.disturbed_at > 2 * self.world.settings.heartbeat_timeout_s
         whole = ranks | set(world.finished_ranks()) == set(range(world.size))
         return world.seal_id if whole and quiet else ""
-
-    def _require(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise BrokenInvariantError(f"at {self.world.time:.3f} s: {otherwise}")

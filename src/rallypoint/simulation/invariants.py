@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 from rallypoint.core.check import complaints
 from rallypoint.core.clock import LOOK_S
 from rallypoint.core.events import Announced, Joined, Left, Lost, Message, Standing
-from rallypoint.core.model import Phase, Reason, Role, Run, find_waiter
+from rallypoint.core.model import Phase, Reason, Run
 from rallypoint.core.node import State, View
+from rallypoint.simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
     from rallypoint.simulation.agent import Agent
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 
 FEW = 64
 """In worlds of more nodes the whole run is looked at only when its phase changes, so that a step stays cheap."""
-
-
-class BrokenInvariantError(AssertionError):
-    """Something happened that must never happen."""
 
 
 class Judge(Protocol):
@@ -47,12 +44,12 @@ class Judge(Protocol):
         """Long after the last fault everybody is where they should be."""
 
 
-class Invariants:
+class Invariants(NodeInvariants):
     """What is remembered of a world in order to judge the next step."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world)
         self.world = world
-        self.rosters: dict[str, tuple[str, int, tuple[str, ...]]] = {}
         self.ended_worlds: set[str] = set()
         self.closed: set[str] = set()
         self.round_floor = 0
@@ -84,7 +81,7 @@ class Invariants:
             return
         if run.live <= FEW or run.phase is not before.phase:
             wrong = next(complaints(run), None)
-            self._require(wrong is None, f"a transition left a damaged run: {wrong}")
+            self.require(wrong is None, f"a transition left a damaged run: {wrong}")
         self._closed_stays_closed(before, run)
         if run.world is not None and (before.world is None or before.world.seal_id != run.world.seal_id):
             self._new_world(before, run)
@@ -101,20 +98,20 @@ class Invariants:
             known = self.rosters[world.seal_id]
             finished = {world.members[rank].id for node_id, rank in run.finished.items() if node_id in run.ranks}
             unheard = sum(a != b and b not in finished for a, b in zip(known[2], roster[2], strict=True))
-            self._require(
+            self.require(
                 known[:2] == roster[:2] and (run.current is None or not unheard),
                 f"a recovered world differs from the sealed one: {known} and {roster}",
             )
             if run.current is None:
                 self.ended_worlds.add(world.seal_id)
             return
-        self._require(world.seal_id not in self.rosters, f"seal id {world.seal_id} was used twice")
-        self._require(len(set(roster[2])) == world.size, f"a node has two ranks in round {world.round}")
-        self._require(
+        self.require(world.seal_id not in self.rosters, f"seal id {world.seal_id} was used twice")
+        self.require(len(set(roster[2])) == world.size, f"a node has two ranks in round {world.round}")
+        self.require(
             run.bounds.min <= world.size <= run.bounds.max,
             f"a world of {world.size} was sealed where {run.bounds} are asked for",
         )
-        self._require(world.round > self.round_floor, f"round {world.round} was used again")
+        self.require(world.round > self.round_floor, f"round {world.round} was used again")
         self.round_floor = world.round
         self.rosters[world.seal_id] = roster
         self.last_seal = self.world.time
@@ -124,24 +121,24 @@ class Invariants:
         assert ended is not None
         self.ended_worlds.add(ended.seal_id)
         if isinstance(message, Left) and message.reason is Reason.FINISHED and message.seal_id == ended.seal_id:
-            self._require(run.phase is Phase.CLOSED, f"{message.node_id} finished, and the world broke")
+            self.require(run.phase is Phase.CLOSED, f"{message.node_id} finished, and the world broke")
         if isinstance(message, Joined) and message.incarnation == ended.incarnation:
             asked = message.seat.seal_id if message.seat else ""
-            self._require(asked == ended.seal_id, f"a join after {asked!r} broke the world {ended.seal_id}")
+            self.require(asked == ended.seal_id, f"a join after {asked!r} broke the world {ended.seal_id}")
 
     def _closed_stays_closed(self, before: Run, run: Run) -> None:
         if run.phase is Phase.CLOSED and run.incarnation:
             self.closed.add(run.incarnation)
         elif run.incarnation and run.incarnation != before.incarnation:
-            self._require(run.incarnation not in self.closed, f"closed incarnation {run.incarnation} came back")
-        self._require(
+            self.require(run.incarnation not in self.closed, f"closed incarnation {run.incarnation} came back")
+        self.require(
             run.phase is Phase.CLOSED or run.incarnation not in self.closed,
             f"incarnation {run.incarnation} is open again after it was closed",
         )
 
     def _heard_closed(self, message: Announced, run: Run) -> None:
         self.closed.add(message.incarnation)
-        self._require(
+        self.require(
             run.incarnation != message.incarnation or run.phase is Phase.CLOSED,
             f"{message.node.name} knows that {message.incarnation} is closed, but the authority goes on",
         )
@@ -152,35 +149,19 @@ class Invariants:
         """Judge one step of a node."""
         view = agent.view
         if view.world is not None and view.world is not before.world:
-            self._node_got_world(agent, before)
+            self.node_got_world(agent, before)
         if before.state is not State.HOLDS or view.world is None or view.out_since is not None:
             return
         if view.state is State.FENCED:
-            self._require(
+            self.require(
                 view.world.seal_id != self.protected or self._max_know_of_no_world(view.world.seal_id),
                 f"{agent.name} was put out, although only the authority had restarted: {view.why}",
             )
         if view.state is State.BROKEN and not view.why.startswith("this node itself"):
-            self._require(
+            self.require(
                 self._is_over(view.world.seal_id),
                 f"{agent.name} was told that {view.world.seal_id} is broken, but it never broke",
             )
-
-    def _node_got_world(self, agent: Agent, before: View) -> None:
-        place = agent.view.world
-        assert place is not None
-        roster = self.rosters.get(place.seal_id)
-        self._require(roster is not None, f"{agent.name} holds a world that nobody sealed: {place}")
-        assert roster is not None
-        incarnation, number, members = roster
-        self._require(
-            (incarnation, number, len(members)) == (place.incarnation, place.round, place.size),
-            f"{agent.name} knows its world by another name: {place}",
-        )
-        self._require(members[place.rank] == agent.id, f"{agent.name} has the rank of {members[place.rank]}: {place}")
-        old = before.world
-        if old is not None and old.incarnation == place.incarnation and before.node.id == agent.id:
-            self._require(place.round > old.round, f"{agent.name} went back from round {old.round} to {place.round}")
 
     # When faults have ended ---------------------------------------------------------------------------------------
 
@@ -188,43 +169,13 @@ class Invariants:
         """Long after the last fault everybody is where they should be, and stays there."""
         world, run = self.world, self.world.run
         assert run is not None
-        self._require(run.phase is not Phase.RECOVERING, "the authority is still recovering")
-        self._require(
+        self.require(run.phase is not Phase.RECOVERING, "the authority is still recovering")
+        self.require(
             world.time - self.last_seal >= quiet_s,
             f"a world was sealed {world.time - self.last_seal:.1f} s ago, long after the last fault",
         )
         alive = [agent for agent in world.agents.values() if agent.alive]
-        for agent in alive:
-            self._check_at_rest(agent, run)
-        members = [a for a in alive if a.view.node.role is Role.MEMBER and a.view.bounds == run.bounds]
-        if run.phase is Phase.GATHERING and not run.ending_started:
-            able = [a for a in members if a.id not in run.paused]
-            self._require(
-                len(able) < run.bounds.min,
-                f"{len(able)} nodes wait although {run.bounds.min} suffice: {world.situation()}",
-            )
-        if run.current is not None and not run.ending_started:
-            idle = [a.name for a in members if a.id in run.queue]
-            self._require(
-                not idle or run.current.size == run.bounds.max,
-                f"{idle} wait although there is room: {world.situation()}",
-            )
-
-    def _check_at_rest(self, agent: Agent, run: Run) -> None:
-        view, current = agent.view, run.current
-        if view.state is State.HOLDS:
-            self._require(
-                current is not None and view.world is not None and view.world.seal_id == current.seal_id,
-                f"{agent.name} holds {view.world}, which is not current: {self.world.situation()}",
-            )
-            self._require(agent.id in run.active, f"{agent.name} holds a world that it was given up from")
-            return
-        self._require(
-            view.state in (State.WAITING, State.SPARE),
-            f"{agent.name} is neither in the world nor waiting, but {view.state.value}",
-        )
-        self._require(bool(view.why), f"{agent.name} waits without a reason")
-        self._require(find_waiter(run, agent.id) is not None, f"{agent.name} waits, and the authority does not know")
+        self.check_nodes_at_rest(alive, run)
 
     # Small things -------------------------------------------------------------------------------------------------
 
@@ -237,7 +188,7 @@ class Invariants:
             return
         heard_s = world.awake_time - world.arrived.get(agent.line, float("-inf"))
         # A stall of less than two looks is not told from an ordinary delay, and there may be two of them.
-        self._require(
+        self.require(
             heard_s > world.settings.heartbeat_timeout_s - 4 * LOOK_S,
             f"{agent.name} was given up although it was heard on its newest connection {heard_s:.2f} s ago: {loss.why}",
         )
@@ -281,7 +232,3 @@ class Invariants:
     @staticmethod
     def _ours(message: Joined | Announced, run: Run) -> bool:
         return not run.incarnation or message.incarnation == run.incarnation or not message.incarnation
-
-    def _require(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise BrokenInvariantError(f"at {self.world.time:.3f} s: {otherwise}")

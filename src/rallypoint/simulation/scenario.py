@@ -20,7 +20,7 @@ import msgspec
 
 from rallypoint.core.model import Settings
 from rallypoint.simulation.commands import parse_bounds, perform
-from rallypoint.simulation.invariants import BrokenInvariantError
+from rallypoint.simulation.node_invariants import BrokenInvariantError
 from rallypoint.simulation.schedule import SETTINGS, Setup
 from rallypoint.simulation.world import World
 

@@ -16,7 +16,7 @@ from rallypoint.core.node import State
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.commands import perform
 from rallypoint.simulation.elected import ElectedWorld
-from rallypoint.simulation.invariants import BrokenInvariantError
+from rallypoint.simulation.node_invariants import BrokenInvariantError
 from rallypoint.simulation.world import World
 
 MIN_EVENTS = 60

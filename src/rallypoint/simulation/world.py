@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from rallypoint.simulation.invariants import Invariants, Judge
 from rallypoint.simulation.network import Network
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.peer import VirtualServer
+    from rallypoint.simulation.virtual_server import VirtualServer
 
 
 @dataclass
@@ -131,8 +131,12 @@ class World:
         timeout_s: float = 600.0,
         rate: float = 1.0,
         bounds: Bounds | None = None,
+        **kind: Any,
     ) -> None:
-        """Start a process of a node; an earlier one of that name must have ended."""
+        """Start a process of a node; an earlier one of that name must have ended.
+
+        `kind` is what only some kinds of processes have.
+        """
         assert name not in self.agents or not self.agents[name].alive, f"{name} is running"
         self.processes[name] += 1
         node = Node(
@@ -145,9 +149,13 @@ class World:
             role=role,
         )
         view = View(node=node, bounds=bounds or self.bounds, settings=self.settings)
-        agent = Agent(self, view, self.chance.uniform(0, 1e6), rate, stop_s=stop_s, timeout_s=timeout_s)
+        agent = self.make_agent(view, rate=rate, stop_s=stop_s, timeout_s=timeout_s, **kind)
         self.agents[name] = self.by_id[node.id] = agent
         agent.begin()
+
+    def make_agent(self, view: View, *, rate: float, stop_s: float, timeout_s: float) -> Agent:
+        """A process for this node."""
+        return Agent(self, view, self.chance.uniform(0, 1e6), rate, stop_s=stop_s, timeout_s=timeout_s)
 
     def end_process(self, agent: Agent, *, seen: bool) -> None:
         """A node's process ends; its connection's end is seen by the authority unless the whole machine went."""
