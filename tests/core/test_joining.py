@@ -170,3 +170,14 @@ def test_who_waits_is_told_the_last_round_of_this_incarnation() -> None:
     stage.wait(30)
     stage.join("c")
     assert stage.answer("c", KeepWaiting).round == 8
+
+
+def test_a_member_that_was_in_another_world_of_this_round_is_not_told_its_place_for_ever() -> None:
+    """Rule 17d: a register forgot, two servers sealed the same round; a node takes no world that is not above its own."""
+    stage = sealed(2)
+    world = stage.run.world
+    assert world is not None
+    stage.join("a", seat=Seat(world.round, "another", 2, 0), incarnation=world.incarnation)
+    assert stage.phase is Phase.GATHERING
+    stage.join("b", seat=Seat(world.round, world.seal_id, 2, 1), incarnation=world.incarnation)
+    assert stage.run.round > world.round

@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "no seal id check: every join of a member withdraws it",
         "core/joining.py",
-        "if said.seat is None or said.seat.seal_id != world.seal_id:",
+        "if said.seat is None or (said.seat.seal_id != world.seal_id and said.seat.round < world.round):",
         "if False:",
     ),
     Mutant(

@@ -81,10 +81,11 @@ def _join_again(run: Run, said: Joined | Announced, now: float) -> Step:
         return _refresh(run, msgspec.structs.replace(waiter, node=node))
     if world is None:
         return Step(_come_back(run, node), (), f"{node.name} is back")
-    if said.seat is None or said.seat.seal_id != world.seal_id:
+    if said.seat is None or (said.seat.seal_id != world.seal_id and said.seat.round < world.round):
         return Step(
             run, tell(node.id, place(world, rank)), f"{node.name} had not heard that it is in round {world.round}"
         )
+    # A node that was in another world of this round or a higher one, because a register forgot, would not take this one.
     admitting = f", with {explain.nodes(run.told_waiting)} waiting to be admitted" if run.told_waiting else ""
     why = f"{node.name} joined again{admitting}"
     broken = break_world(change(run, active=run.active.without(node.id)), why, now)

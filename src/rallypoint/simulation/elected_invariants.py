@@ -138,7 +138,8 @@ class ElectedInvariants(NodeInvariants):
         old = before.world if before is not None else None
         if old is not None and before is not None and before.incarnation == record.incarnation:
             if old.seal_id == world.seal_id:
-                self.require(ranks >= set(old.finished_ranks()), f"a finish in {world.seal_id} was taken back")
+                kept = ranks >= set(old.finished_ranks()) or self.forgot
+                self.require(kept, f"a finish in {world.seal_id} was taken back")
             else:
                 grows = world.round > old.round or self.forgot
                 self.require(grows, f"round {world.round} was recorded after round {old.round}")
