@@ -124,8 +124,14 @@ def test_a_node_whose_answer_was_lost_is_answered_with_its_world() -> None:
     stage.join("a")
     assert stage.answer("a", Placed) == Placed(stage.run.incarnation, 1, stage.world.seal_id, 0, 2, "")
     assert stage.heard("b") == []
-    stage.join("a", seat=Seat(1, "another", 2, 1), incarnation=stage.run.incarnation)
-    assert stage.answer("a", Placed).rank == 0
+
+
+def test_a_node_that_last_heard_of_an_earlier_world_is_answered_with_its_own() -> None:
+    stage = sealed(2)
+    first = stage.seat("a")
+    stage.join_again("a", "b")
+    stage.join("a", seat=first, incarnation=stage.run.incarnation)
+    assert stage.answer("a", Placed).round == 2
 
 
 def test_joining_after_the_current_world_withdraws_from_it() -> None:
