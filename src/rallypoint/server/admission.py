@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rallypoint import protocol
+from rallypoint.core.model import Phase
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Hosted
 
@@ -40,13 +41,20 @@ class Admission(msgspec.Struct, frozen=True):
                 f"this server is part of the job {self.only_run!r} and serves no other run; for {hello.run_id!r} start "
                 f"`rallypoint serve`, or use another port"
             )
-        if hello.run_id and hello.run_id not in runs and len(runs) >= self.limits.runs:
+        if hello.run_id and hello.run_id not in runs and self._is_full(runs):
             return f"the server has {len(runs)} runs, as many as it takes: try again when some have ended"
         hosted = runs.get(hello.run_id)
         nodes = len(hosted.authority.life.signs) if hosted is not None else 0
         if nodes >= self.limits.nodes_a_run:
             return f"run {hello.run_id!r} has {nodes} nodes, as many as the server takes"
         return ""
+
+    def _is_full(self, runs: Mapping[str, Hosted]) -> bool:
+        """Whether no run more is taken.  A run that has ended is kept for a while and does not count, up to a point."""
+        if len(runs) < self.limits.runs:
+            return False
+        open_runs = sum(hosted.run.phase is not Phase.CLOSED for hosted in runs.values())
+        return open_runs >= self.limits.runs or len(runs) >= 2 * self.limits.runs
 
     def is_proven(self, hello: protocol.Hello) -> bool:
         """Whether a caller knows the secret of this server's claim, where it has one (rule 17j)."""
