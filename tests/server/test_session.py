@@ -121,3 +121,19 @@ def test_a_node_with_the_wrong_secret_is_sent_away_and_may_come_again(secret: st
 
 def _messages(data: bytes) -> list[protocol.FromNode]:
     return [protocol.read(body, protocol.FROM_NODE) for body in protocol.Reader().feed(data)]
+
+
+@pytest.mark.parametrize(("process", "claim_id", "trusts"), [("p", "", True), ("q", "", False), ("p", "c1", False)])
+def test_only_a_node_beside_a_server_at_a_fixed_address_trusts_its_world_after_a_pause(
+    process: str, claim_id: str, trusts: bool
+) -> None:
+    """Rule 9: that server was paused with it and gave nobody up; an elected one may have been replaced."""
+    numbers = itertools.count(1)
+    pair = Pair()
+    pair.server = Coordinator(
+        monotonic=0.0, mint=lambda: str(next(numbers)), hold_s=0.0, process="p", claim_id=claim_id
+    )
+    pair.session.process = process
+    pair.place()
+    pair.session.beat(10.0)
+    assert (pair.session.view.state is State.HOLDS) is trusts

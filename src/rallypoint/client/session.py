@@ -159,9 +159,19 @@ class Session:
 
     def _look(self, now: float) -> None:
         """A node that was itself paused for longer than it is waited for distrusts its world at once (rule 9)."""
-        if self._looked_at is not None and now - self._looked_at > self.view.settings.heartbeat_timeout_s:
-            self.view = core.paused(self.view, now - self._looked_at)
+        pause_s = now - self._looked_at if self._looked_at is not None else 0.0
+        if pause_s > self.view.settings.heartbeat_timeout_s and not self._is_beside_server:
+            self.view = core.paused(self.view, pause_s)
         self._looked_at = now
+
+    @property
+    def _is_beside_server(self) -> bool:
+        """Whether this process serves at a fixed address: it was paused with the node, and gave nobody up meanwhile.
+
+        A program that holds the interpreter for seconds, to load a model, must not cost the whole job a restart.
+        """
+        world, (seal_id, ranks) = self.view.world, self.server_ranks
+        return world is not None and world.seal_id == seal_id and world.rank in ranks and not self.serving.claim_id
 
     def _take(self, message: protocol.FromServer, now: float) -> None:
         if isinstance(message, protocol.Goodbye):
