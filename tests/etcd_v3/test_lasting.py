@@ -186,18 +186,20 @@ def test_a_node_that_lingers_after_the_end_is_not_in_the_next_run(
 def test_whatever_happens_in_a_links_thread_is_told_to_who_waits_and_the_link_goes_on(
     cluster: Cluster, run: str, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = member(cluster.endpoints, run, Bounds(1, 1))
-    ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
-    link, is_failing_again = link_of(node), threading.Event()
+    is_failing_again = threading.Event()
 
-    def fails() -> None:
+    def fails(link: EtcdLink) -> None:
         if link._refusal is not None:
             is_failing_again.set()
             until(lambda: link._refusal is None, "somebody asks again")
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as broken:
-        broken.setattr(link, "_look_after_leader", fails)
+        # Before there is a link: one that has begun to lead could give the node its place in spite of the failure.
+        broken.setattr(EtcdLink, "_look_after_leader", fails)
+        node = member(cluster.endpoints, run, Bounds(1, 1))
+        ends.callback(node.leave, Reason.WITHDREW, patience_s=0.0)
+        link = link_of(node)
         with pytest.raises(RendezvousError, match=r"the link to etcd failed: .*can't start new thread"):
             node.join(30.0)
         link._wake()
