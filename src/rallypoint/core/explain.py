@@ -137,8 +137,10 @@ def recovering(run: Run, now: float) -> str:
     world = run.recorded or next(run.heard.values(), None)
     if world is None:
         total = len(run.queue)
+        # Every one of many nodes is told this while they come: their names would cost more than the join.
+        who = f" ({here(run)})" if total <= SHOWN else ""
         return (
-            f"{total} of {size(run.bounds)} {are(total)} here ({here(run)}); the authority has just started and listens "
+            f"{total} of {size(run.bounds)} {are(total)} here{who}; the authority has just started and listens "
             f"for nodes of an earlier life, at most {left} more"
         )
     # Only the first few ranks are looked at: the sentence must not cost more than the join that it answers.

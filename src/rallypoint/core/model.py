@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated
 
@@ -328,7 +329,12 @@ def find_waiter(run: Run, node_id: str) -> Waiter | None:
 
 def is_loopback(node: Node) -> bool:
     """Whether a node gives an address that only its own machine can reach (rule 2)."""
+    return _is_loopback(node.address)
+
+
+@lru_cache(maxsize=4096)
+def _is_loopback(address: str) -> bool:
     try:
-        return ip_address(node.address.partition("%")[0]).is_loopback
+        return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
-        return node.address == "localhost"
+        return address == "localhost"
