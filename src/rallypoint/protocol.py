@@ -70,6 +70,10 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     topology: str = ""
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """A node that has connected and not joined yet asks whether the server is there; a pong answers."""
+
+
 class AskHeard(msgspec.Struct, frozen=True, tag="ask-heard"):
     """Answer when all that this node said before has been taken, and is recorded where it must be (rule 17c)."""
 
@@ -182,7 +186,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
 
 Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict
 Answer = Peers | Runs | Status | Done
-FromNode = Hello | Joined | Announced | Left | CloseAsked | Ask
+FromNode = Hello | Ping | Joined | Announced | Left | CloseAsked | Ask
 FromServer = (
     Welcome
     | Goodbye

@@ -9,7 +9,7 @@ import sys
 from tests.faults.harness import ROOT, free_port
 
 PRELUDE = """
-import os, threading, warnings
+import os, threading, time, warnings
 import rallypoint
 from rallypoint import RendezvousParameters, get_rendezvous_handler
 def handler(run="run", low=1, high=1, **options):
@@ -240,6 +240,20 @@ assert not other.is_closed()
 mine.shutdown()
 other.shutdown()
 """
+
+
+UNJOINED = """
+mine, other = handler(close_timeout=600), handler(is_host=False)
+link = other._member.link
+assert link.wait(lambda _: link.is_connected, time.monotonic() + 30)
+mine.next_rendezvous()
+assert mine.shutdown()
+other.shutdown()
+"""
+
+
+def test_a_process_that_serves_does_not_stay_for_a_handler_that_never_joined() -> None:
+    _run(UNJOINED)
 
 
 def test_a_run_can_be_closed_without_having_joined_it() -> None:

@@ -41,6 +41,19 @@ class Pair:
         assert self.session.view.state is State.HOLDS
 
 
+def test_a_node_that_has_only_connected_hears_that_the_server_is_there() -> None:
+    pair = Pair()
+    pair.connect()
+    session, timeout_s = pair.session, pair.session.view.settings.heartbeat_timeout_s
+    now = 0.1 + 2 * timeout_s
+    assert session.is_stale(now)
+    for _, answer in pair.server.received(pair.caller, session.beat(now), now).sends:
+        session.received(answer, now)
+    assert not session.is_stale(now)
+    assert not pair.server.is_attended
+    assert not pair.server.runs.known
+
+
 def test_a_request_to_close_goes_on_under_the_next_identity_of_a_node() -> None:
     pair = Pair()
     pair.place()

@@ -259,6 +259,15 @@ def test_connections_of_machines_that_lost_their_power_are_given_up_by_the_kerne
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
+def test_a_second_message_is_sent_although_the_first_is_not_confirmed_yet() -> None:
+    with (
+        listen("127.0.0.1") as listener,
+        socket.create_connection(listener.getsockname(), SOON_S),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_name_is_an_address_too() -> None:
     server = StoreServer()
     server.start_in_thread(listen("localhost"))

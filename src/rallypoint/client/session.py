@@ -20,6 +20,8 @@ from rallypoint.core.notices import Placed, RunClosed
 from rallypoint.errors import RendezvousStateError
 from rallypoint.protocol import Serving
 
+_PING = protocol.frame(protocol.Ping())
+
 
 class Session:
     """One node in one run.  Methods that return bytes return what to send now."""
@@ -77,10 +79,10 @@ class Session:
             answer(protocol.Done(0, False, "the connection to the authority ended"))
 
     def beat(self, now: float) -> bytes:
-        """A heartbeat is due: all that the node knows, once more (rule 14)."""
+        """A heartbeat is due: all that the node knows, once more (rule 14); a ping where there is nothing to say."""
         self._look(now)
         self.view = core.passed(self.view, now)
-        return self._announce() if self.connected else b""
+        return (self._announce() or _PING) if self.connected else b""
 
     @property
     def beat_after_s(self) -> float:

@@ -80,7 +80,8 @@ class FixedLocator:
             return True
         users, service = _users[self._key], _hosted.get(self._key)
         in_time = True
-        if service is not None and service.connections and users <= {self}:
+        if service is not None and service.coordinator.is_attended and users <= {self}:
+            service.quiet.clear()
             try:
                 await asyncio.wait_for(service.quiet.wait(), timeout_s)
             except (TimeoutError, asyncio.TimeoutError):

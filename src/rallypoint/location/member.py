@@ -46,6 +46,8 @@ class LocatedMember(Member):
             close_s=close_s,
             serve_store=serve_store,
         )
+        # Connected when it is made: a world is formed by one message of each node and one answer.
+        self.link.connect()
 
     def _let_go(self, deadline: float) -> bool:
         """Serve the others for as long as they are connected, where this process serves."""

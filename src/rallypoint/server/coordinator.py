@@ -48,6 +48,8 @@ class _Caller:
     known: Run | None = None
     holds: bool = False
     waits: bool = False
+    takes_part: bool = False
+    """Whether it has said anything as a node; one that has only connected is not waited for by a server that leaves."""
     answered: float = 0.0
 
     @property
@@ -215,6 +217,11 @@ class Coordinator:
         self._lines.clear()
         return effects
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether a node that takes part is connected."""
+        return any(known.takes_part for known in self._callers.values())
+
     def knows(self, caller: int) -> bool:
         """Whether a connection is one that the server still listens to."""
         return caller in self._callers
@@ -237,6 +244,8 @@ class Coordinator:
             self._welcome(caller, known, message, effects)
         elif known.hello is None:
             self._turn_away(caller, "a connection opens with a hello", effects, final=True)
+        elif isinstance(message, protocol.Ping):
+            self._send(caller, self._pong(known.key[0]), effects)
         elif isinstance(message, (Joined, Announced, Left, CloseAsked)):
             sent = len(effects.sends)
             self._node_said(caller, known, message, now, effects)
@@ -357,6 +366,7 @@ class Coordinator:
             self._turn_away(caller, f"{node_id or 'a visitor'} cannot speak for {speaks_for}", effects, final=True)
             return
         assert known.hello is not None, "checked by the caller"
+        known.takes_part = True
         if run_id not in self.runs.known:
             self._open(run_id, message, now)
         change = self.runs.said(host.receive, node_id, known.hello.connection, message)

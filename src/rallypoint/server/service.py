@@ -53,6 +53,7 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
         self.quiet = asyncio.Event()
+        """Set when the last node that took part has gone."""
         self.buffer = memoryview(bytearray(64 * 1024))
         now = time.monotonic()
         self.coordinator = Coordinator(
@@ -90,11 +91,6 @@ class Service:
         if self._state is not None:
             await self._state.close()
 
-    @property
-    def connections(self) -> int:
-        """How many are connected."""
-        return len(self._lines)
-
     def perform(self, effects: Effects) -> None:
         """Do what the coordinator decided: begin to write it down, send it, hang up, tell of it."""
         if self._state is not None and (effects.records or effects.forgotten):
@@ -122,7 +118,6 @@ class Service:
         """A connection was made."""
         self._numbers += 1
         self._lines[self._numbers] = line
-        self.quiet.clear()
         self.perform(self.coordinator.opened(self._numbers, time.monotonic()))
         return self._numbers
 
@@ -136,7 +131,7 @@ class Service:
         """A connection is gone."""
         del self._lines[number]
         self.perform(self.coordinator.ended(number, time.monotonic()))
-        if not self._lines:
+        if not self.coordinator.is_attended:
             self.quiet.set()
 
     def _tick(self) -> None:

@@ -29,9 +29,6 @@ class Listener:
 
     def __init__(self, core: StoreServerCore, sock: socket.socket) -> None:
         sock.setblocking(False)
-        # For all connections, which inherit them.  A peer whose machine died says nothing: the system asks for it.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.core = core
         self._sock = sock
         self._lines: dict[Session, _Line] = {}
