@@ -52,6 +52,7 @@ class Link:
         self._background = background()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_leaving = asyncio.Event()
         self._gave_up = ""
         self._closed = False
@@ -174,6 +175,9 @@ class Link:
         except ValueError as exc:
             log.debug("not joined: %s", exc)
         self._start()
+        if self._timer is not None:
+            # Nodes that join together beat together, and a server that hears many at a time works half as much.
+            self._plan_beat()
 
     async def _leave(self, reason: Reason, why: str) -> None:
         self._do(lambda: self._send(self._session.leave(reason, why)))
@@ -194,6 +198,7 @@ class Link:
 
     def _end(self) -> None:
         self._closed = True
+        self._stop_beating()
         if self._task is not None:
             self._task.cancel()
         self._drop()
@@ -206,7 +211,7 @@ class Link:
 
     async def _stay_connected(self) -> None:
         """Connect, stay, and connect again with a growing pause; beat all the while."""
-        beat = asyncio.get_running_loop().create_task(self._beat())
+        self._plan_beat()
         pause = FIRST_RETRY_S
         try:
             while not self._closed and self.refusal is None:
@@ -222,7 +227,7 @@ class Link:
                     self._failed(exc)
                 pause = await self._pause(pause)
         finally:
-            beat.cancel()
+            self._stop_beating()
             self._task = None
 
     async def _pause(self, pause_s: float) -> float:
@@ -267,15 +272,23 @@ class Link:
             self.trouble = f"{type(exc).__name__}: {exc}"
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._session.beat_after_s)
-            now = time.monotonic()
-            if self._session.is_stale(now) and self._transport is not None:
-                silence_s = self.view.settings.heartbeat_timeout_s
-                self._gave_up = f"it took the connection and was silent for {silence_s:.1f} s"
-                self._transport.abort()
-            self._do(lambda: self._send(self._session.beat(time.monotonic())))
+    def _stop_beating(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _plan_beat(self) -> None:
+        self._stop_beating()
+        self._timer = asyncio.get_running_loop().call_later(self._session.beat_after_s, self._beat)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._session.is_stale(now) and self._transport is not None:
+            silence_s = self.view.settings.heartbeat_timeout_s
+            self._gave_up = f"it took the connection and was silent for {silence_s:.1f} s"
+            self._transport.abort()
+        self._do(lambda: self._send(self._session.beat(now)))
+        self._plan_beat()
 
     def opened(self, transport: asyncio.Transport) -> None:
         """A connection was made."""
