@@ -452,14 +452,16 @@ def test_the_hold_is_short_and_the_ranks_of_the_server_are_lost_where_its_addres
 
 @pytest.mark.parametrize("silent_s", [3.0, 6.0])
 def test_where_the_claim_is_only_stale_others_may_not_have_noticed(silent_s: float) -> None:
-    """Rule 17f: the hold allows for two reads; the server's ranks are lost where it was silent for long enough."""
-    process = was_welcomed(a_record(world=WORLD, claim=a_claim(ranks=(0,))), **{**MEMBER, "ranks": (1,)})
+    """Rule 17f: the hold allows for two reads; the server's ranks are lost once it was silent for long enough."""
+    member = {**MEMBER, "ranks": (1,), "heard_at": START}
+    process = was_welcomed(a_record(world=WORLD, claim=a_claim(ranks=(0,))), **member)
     process.register.claim_lives = False
     process.now += silent_s
     process.look()
     process.settle()
     assert hold_s(process) == pytest.approx(SETTINGS.hold_s + 2 * POLL_S)
-    assert (process.only(Serve).run.predecessor is not None) == (silent_s > SETTINGS.heartbeat_timeout_s)
+    until = max(START + SETTINGS.heartbeat_timeout_s, process.now + SETTINGS.reconnect_grace_s)
+    assert process.only(Serve).run.predecessor == Predecessor("s4", (0,), until)
 
 
 # Closed ---------------------------------------------------------------------------------------------------------------

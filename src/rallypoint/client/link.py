@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from rallypoint.client.background import background
 from rallypoint.client.link_port import Prepare, differs
 from rallypoint.client.locator import Locator, Target
 from rallypoint.client.session import Session
-from rallypoint.core.model import Node, Reason
+from rallypoint.core.model import EndedIncarnation, Node, Reason
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
@@ -44,8 +45,8 @@ class Link:
         self._locator = locator
         self._target: Target | None = None
         self.changed = threading.Condition()
-        self.trouble = "no connection was tried yet"
         self.tried: list[str] = []
+        self._trouble = "no connection was tried yet"
         self._session = session
         self._prepare = prepare
         self._reborn = reborn
@@ -53,7 +54,9 @@ class Link:
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_leaving = asyncio.Event()
+        self._hurry = asyncio.Event()
+        """Set when the next attempt to connect is not to be put off: the node leaves, or the server is elsewhere."""
+        self._connecting: asyncio.Task[Any] | None = None
         self._gave_up = ""
         self._closed = False
 
@@ -71,6 +74,16 @@ class Link:
     def connect(self) -> None:
         """Connect without joining."""
         self._order(self._start)
+
+    @property
+    def trouble(self) -> str:
+        """Why the server is not reached, or was not when it was tried last; half a sentence."""
+        return self._locator.explain(self._trouble)
+
+    @property
+    def session(self) -> Session:
+        """The node's end of the protocol; on the loop only."""
+        return self._session
 
     @property
     def is_connected(self) -> bool:
@@ -181,7 +194,7 @@ class Link:
 
     async def _leave(self, reason: Reason, why: str) -> None:
         self._do(lambda: self._send(self._session.leave(reason, why)))
-        self._is_leaving.set()
+        self._hurry.set()
 
     async def _ask_to_close(self) -> None:
         self._do(lambda: self._send(self._session.close_run()))
@@ -222,7 +235,7 @@ class Link:
                     welcomed = await line.ended
                     pause = FIRST_RETRY_S if welcomed and self._turned_away is None else pause
                     if self._gave_up and not welcomed and not self.view.incarnation:
-                        self.trouble += await _what_answers(self._target) if self._target is not None else ""
+                        self._trouble += await _what_answers(self._target) if self._target is not None else ""
                 except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
                     self._failed(exc)
                 pause = await self._pause(pause)
@@ -233,44 +246,80 @@ class Link:
     async def _pause(self, pause_s: float) -> float:
         """Pause between two attempts to connect; how long the next pause is.
 
-        A node that leaves has little time: it tries again at once, and the pauses grow anew.
+        A node that leaves has little time, and one that heard of another server knows better: they try again at once,
+        and the pauses grow anew.
         """
-        pausing = asyncio.wait_for(self._is_leaving.wait(), random.uniform(pause_s / 2, pause_s))
+        pausing = asyncio.wait_for(self._hurry.wait(), random.uniform(pause_s / 2, pause_s))
         with suppress(TimeoutError, asyncio.TimeoutError):
             await pausing
-            self._is_leaving.clear()
             return FIRST_RETRY_S
         # Who pauses for longer than it is waited for would be lost with every outage.
         settings = self.view.settings
         return min(pause_s * 2, settings.reconnect_backoff_s, settings.heartbeat_timeout_s / 3)
 
     async def _connect(self, line: _Line) -> None:
-        target = self._target = await self._locator.find(self._session)
+        target = self._target = await self._locator.find(self)
+        self._hurry.clear()
         self._session.secret = target.secret
+        for host in target.hosts[:-1]:
+            with suppress(OSError, UnicodeError, asyncio.TimeoutError):
+                await self._connect_to(host, target.port, line)
+                return
+        await self._connect_to(target.hosts[-1], target.port, line)
+
+    async def _connect_to(self, host: str, port: int, line: _Line) -> None:
         loop = asyncio.get_running_loop()
-        if not _is_address(target.host):
+        if not _is_address(host):
             # Names are looked up anew each time: they may come late, and they may change.
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             self.tried = [str(address[0]) for *_, address in found]
-        connecting = loop.create_task(loop.create_connection(lambda: line, target.host, target.port))
-        patience = loop.call_later(CONNECT_S, connecting.cancel)
+        self._connecting = loop.create_task(loop.create_connection(lambda: line, host, port))
+        timer = loop.call_later(CONNECT_S, self._connecting.cancel)
         try:
-            await connecting
+            await self._connecting
         except asyncio.CancelledError:
             if self._closed:
                 raise
-            raise asyncio.TimeoutError(f"no answer within {CONNECT_S:.0f} s") from None
+            why = (
+                "another server was found meanwhile" if self._hurry.is_set() else f"no answer within {CONNECT_S:.0f} s"
+            )
+            raise asyncio.TimeoutError(why) from None
         finally:
-            patience.cancel()
+            timer.cancel()
+            self._connecting = None
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, OSError):
             # The numbers of name resolution are below 0, and have words of their own.
             words = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
-            self.trouble = words or str(exc)
+            self._trouble = words or str(exc)
         else:
-            self.trouble = f"{type(exc).__name__}: {exc}"
+            self._trouble = f"{type(exc).__name__}: {exc}"
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
+        if self._target is not None:
+            self._locator.failed(self, self._target, refused=isinstance(exc, ConnectionRefusedError))
+
+    # For the locator ----------------------------------------------------------------------------------------------
+
+    def move(self) -> None:
+        """The server is elsewhere now: connect there at once."""
+        self._hurry.set()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        elif self._transport is not None:
+            self._gave_up = "another server has taken its place"
+            self._drop()
+
+    def tell_ended(self, how: EndedIncarnation) -> None:
+        """The register says that this incarnation has ended (rule 17h)."""
+        self._do(lambda: self._session.told_ended(how))
+
+    def refuse(self, why: str) -> None:
+        """There is no use in looking for the server."""
+        self._session.goodbye = protocol.Goodbye(why, final=True)
+        self._do(lambda: self._session.ended(time.monotonic()), always=True)
+        if self._task is not None and self.refusal is not None:
+            self._task.cancel()
 
     def _stop_beating(self) -> None:
         if self._timer is not None:
@@ -288,6 +337,7 @@ class Link:
             self._gave_up = f"it took the connection and was silent for {silence_s:.1f} s"
             self._transport.abort()
         self._do(lambda: self._send(self._session.beat(now)))
+        self._locator.beat(self)
         self._plan_beat()
 
     def opened(self, transport: asyncio.Transport) -> None:
@@ -300,6 +350,7 @@ class Link:
 
     def received(self, data: bytes) -> None:
         """Bytes arrived."""
+        was_welcomed = self._session.welcomed
         try:
             self._do(lambda: self._session.received(data, time.monotonic()))
         except RendezvousStateError as exc:
@@ -307,14 +358,18 @@ class Link:
         if self._session.is_outdated:
             self._gave_up = "another server has taken its place"
             self._drop()
+        elif self._session.welcomed and not was_welcomed and self._target is not None:
+            self._locator.welcomed(self, self._target)
 
     def ended(self, transport: asyncio.Transport, exc: Exception | None) -> None:
         """A connection is gone."""
         if transport is not self._transport:
             return
         self._transport = None
-        self.trouble = self._why_ended(exc)
+        self._trouble = self._why_ended(exc)
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
+        if self._target is not None and not self._closed:
+            self._locator.failed(self, self._target, refused=False)
 
     def _why_ended(self, exc: Exception | None) -> str:
         if self._session.goodbye is not None:
@@ -357,7 +412,7 @@ class Link:
 async def _what_answers(target: Target) -> str:
     """What it is that took a connection and never spoke, where that can be found out by asking as others do."""
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(target.host, target.port), ASK_S)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(target.hosts[0], target.port), ASK_S)
     except (OSError, UnicodeError, asyncio.TimeoutError):
         return ""
     try:

@@ -1,6 +1,7 @@
 """What a link asks of whatever finds the server: where to connect now (rule 17).
 
-`location` implements it: at a fixed address, or by an election through a register.
+`location` implements it: at a fixed address, or by an election through a register.  All of it happens on the background
+loop.
 """
 
 from __future__ import annotations
@@ -10,24 +11,55 @@ from typing import Protocol
 import msgspec
 
 from rallypoint.client.session import Session
+from rallypoint.core.model import EndedIncarnation
 
 
 class Target(msgspec.Struct, frozen=True):
     """Where the server is said to be, and the secret by which a node shows that it may connect (rule 17j)."""
 
-    host: str
+    hosts: tuple[str, ...]
     port: int
     secret: str = ""
+    claim_id: str = ""
+
+
+class Seeker(Protocol):
+    """What a locator asks of the link that it finds the server for."""
+
+    @property
+    def session(self) -> Session:
+        """The node's end of the protocol."""
+
+    def move(self) -> None:
+        """The server is elsewhere now: connect there at once."""
+
+    def tell_ended(self, how: EndedIncarnation) -> None:
+        """The register says that this incarnation has ended (rule 17h)."""
+
+    def refuse(self, why: str) -> None:
+        """There is no use in looking for the server."""
 
 
 class Locator(Protocol):
-    """Finds the server of one run for the nodes of this process.  On the background loop only."""
+    """Finds the server of one run for one node."""
 
-    async def find(self, session: Session) -> Target:
+    async def find(self, seeker: Seeker) -> Target:
         """Where this node is to connect now; this process itself may become the server by that."""
+
+    def welcomed(self, seeker: Seeker, target: Target) -> None:
+        """The server there has taken this node in."""
+
+    def failed(self, seeker: Seeker, target: Target, *, refused: bool) -> None:
+        """A connection there could not be made, or ended."""
+
+    def beat(self, seeker: Seeker) -> None:
+        """The node beats: its session tells whether it hears the server."""
 
     def where(self) -> str:
         """Where the server is looked for, as it stands in sentences."""
 
+    def explain(self, trouble: str) -> str:
+        """Why the server is not reached, in words, given what became of the last connection."""
+
     async def release(self, timeout_s: float) -> bool:
-        """A node of this process has no more use for the server; whether everything was in order within that time."""
+        """This node has no more use for the server; whether everything was in order within that time."""

@@ -39,7 +39,12 @@ class Session:
         """Whether the connection is to a server that another one has replaced (rule 17i)."""
         self.goodbye: protocol.Goodbye | None = None
         self.has_standalone_server = False
+        self.has_left = False
+        """Whether the node has left for good; a join takes that back."""
         self.heard_at = 0.0
+        """When the server last said something, or the connection was opened."""
+        self.answered_at = float("-inf")
+        """When a server last said something."""
         self.serving = Serving()
         self.server_ranks: tuple[str, tuple[int, ...]] = ("", ())
         """A seal id, and the ranks of that world which are in the process that serves (rules 14, 17f)."""
@@ -67,7 +72,7 @@ class Session:
     def received(self, data: bytes, now: float) -> None:
         """Bytes arrived."""
         self._look(now)
-        self.heard_at = now
+        self.heard_at = self.answered_at = now
         for body in self._reader.feed(data):
             self._take(protocol.read(body, protocol.FROM_SERVER), now)
 
@@ -98,6 +103,7 @@ class Session:
     def join(self, now: float, timeout_s: float) -> bytes:
         """Ask for a place in the next world; that it left before is over with that."""
         self.view, message = core.join(self.view, now, timeout_s)
+        self.has_left = False
         self._unheard = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
         return protocol.frame(message) if self.connected else b""
 
@@ -105,6 +111,7 @@ class Session:
         """Leave for good."""
         place = _place_of(self.view)
         self.view, message = core.leave(self.view, reason, why)
+        self.has_left = True
         self._before_leaving = place if message.reason is not Reason.FINISHED else None
         return self._insist(message)
 

@@ -1,12 +1,17 @@
-"""The backend `etcd-v3`: a handler on an etcd cluster, where no single host matters."""
+"""The backend `etcd-v3`: a server that the nodes elect through an etcd cluster, so that no single host matters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
+from rallypoint.client.addresses import address_among
 from rallypoint.client.member import Member
+from rallypoint.client.round_store import RoundStore
 from rallypoint.core.model import Bounds
 from rallypoint.core.notices import Placed
 from rallypoint.elastic import etcd_v3_client
@@ -21,36 +26,46 @@ from rallypoint.elastic.member_backend import (
     MemberBackend,
     MemberHandler,
     node_from,
-    settings_from,
 )
-from rallypoint.elastic.options import OptionValues, number, seconds
+from rallypoint.elastic.options import Option, OptionValues, number, ports
+from rallypoint.elastic.rallypoint_handler import HEARTBEATS, IS_HOST, settings_from
 from rallypoint.elastic.round_stores import ETCD, STORE, STORE_OR_ETCD, store_server
 from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.etcd.member import EtcdMember
+from rallypoint.etcd_client import EtcdClient
+from rallypoint.location.driver import Driver
+from rallypoint.location.elected import ElectedLocator
+from rallypoint.location.etcd_v3_round_store import EtcdV3RoundStore
+from rallypoint.location.member import LocatedMember
+from rallypoint.location.registers.etcd_v3 import EtcdV3Register
+from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 
 BACKEND = "etcd-v3"
 
 SHORTEST_TTL_S = 2
 """etcd grants no shorter lease with its usual election time-out of a second."""
+LONGEST_TTL_S = 120
 CALL_S = 5.0
 """How long one call to etcd is tried at all members together; then what each of them said is known, and it is tried anew."""
+SHORTEST_RUN_TTL_S = 60
+"""How long a record lives at least after its last server."""
 
 LEASE_TTL = number(
-    "lease_ttl", 5, "how many seconds a node is waited for that etcd does not hear of", at_least=SHORTEST_TTL_S
+    "lease_ttl", 5, "after how many seconds a server is replaced that etcd does not hear of", at_least=SHORTEST_TTL_S
 )
-KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", None, "PyTorch's name for a third of lease_ttl")
-KEEP_ALIVE_ATTEMPTS = number("keep_alive_max_attempt", None, "times keep_alive_interval: the lease_ttl", at_least=1)
+SERVER_PORT = ports("server_port", "the port on which this process serves when it is elected")
 
 _CHOICES = tuple(STORE_OR_ETCD if option is STORE else option for option in CHOICES)
-OPTIONS = (*TIMES, LEASE_TTL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS, *etcd_v3_client.OPTIONS, *_CHOICES)
+OPTIONS: tuple[Option[Any], ...] = (
+    *TIMES,
+    *HEARTBEATS,
+    LEASE_TTL,
+    SERVER_PORT,
+    IS_HOST,
+    *etcd_v3_client.OPTIONS,
+    *_CHOICES,
+)
 
-_LEASES = "etcd tells by leases who is there; say how long a silent node is waited for by lease_ttl, in whole seconds"
-_UNFIT = {
-    "heartbeat_interval": _LEASES,
-    "heartbeat_timeout": _LEASES,
-    "is_host": "nobody hosts anything here, etcd is there for all; leave it out",
-    "protocol": "write https://… or etcds://… as the endpoint for TLS",
-}
+_UNFIT = {"protocol": "write https://… or etcds://… as the endpoint for TLS"}
 
 
 def create_handler(params: RendezvousParameters) -> MemberHandler:
@@ -58,20 +73,46 @@ def create_handler(params: RendezvousParameters) -> MemberHandler:
     return MemberHandler(ETCD_V3, params)
 
 
-def create_member(params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False) -> Member:
+def create_member(
+    params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False, trains: bool = False
+) -> Member:
     """A membership as the parameters ask for it; under torch, torch serves the stores unless the options say otherwise."""
-    ttl_s = lease_ttl_s(options)
+    ttl_s = options[LEASE_TTL]
+    if ttl_s > LONGEST_TTL_S:
+        raise ValueError(
+            f"lease_ttl is {ttl_s} s: a dead server would not be replaced for so long; give at most {LONGEST_TTL_S}"
+        )
+    settings = settings_from(options)
     serve_store = store_server(options[STORE_OR_ETCD], under_torch=under_torch)
     call_s = min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2)
     client = open_client(params.endpoint, options, timeout_s=call_s)
+    prefix, run_id = options[PREFIX], params.run_id
+    run_ttl_s = max(math.ceil(2 * settings.outage_grace_s), SHORTEST_RUN_TTL_S)
+
+    def open_register(serves_on: Callable[[], bool]) -> EtcdV3Register:
+        return EtcdV3Register(client.twin(), prefix, run_id, run_ttl_s=run_ttl_s, serves_on=serves_on)
+
+    def start() -> Driver:
+        return Driver(
+            run_id,
+            open_register,
+            address=params.local_addr or address_among(client.endpoints),
+            ports=options[SERVER_PORT],
+            rest_s=ttl_s,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            is_host=options[IS_HOST],
+            trains=trains,
+        )
+
+    where = f"etcd://{','.join(client.endpoints)}{prefix}"
     return _Member(
         client,
-        options[PREFIX],
-        params.run_id,
+        RecordKeys(prefix, run_id),
+        ElectedLocator((client.endpoints, prefix, run_id), where, start),
+        run_id,
         Bounds(params.min_nodes, params.max_nodes),
-        settings_from(options, interval_s=ttl_s / 3, timeout_s=ttl_s),
+        settings,
         node_from(params, options),
-        lease_ttl_s=ttl_s,
         call_s=options[READ_TIMEOUT],
         close_s=options[CLOSE_TIMEOUT],
         serve_store=serve_store,
@@ -79,17 +120,16 @@ def create_member(params: RendezvousParameters, options: OptionValues, *, under_
     )
 
 
-def lease_ttl_s(options: OptionValues) -> int:
-    """How long a node's lease is; PyTorch's words for keep-alives are taken where ours is not given."""
-    ttl_s: int = options[LEASE_TTL]
-    if LEASE_TTL in options or not (KEEP_ALIVE_INTERVAL in options or KEEP_ALIVE_ATTEMPTS in options):
-        return ttl_s
-    asked_s = (options[KEEP_ALIVE_INTERVAL] or ttl_s / 3) * (options[KEEP_ALIVE_ATTEMPTS] or 3)
-    return max(math.ceil(asked_s), SHORTEST_TTL_S)
+class _Member(LocatedMember):
+    """The client is the member's own.  What etcd's client has to say comes in the names that the options have."""
 
-
-class _Member(EtcdMember):
-    """What etcd's client has to say comes in the names that the options have."""
+    def __init__(
+        self, client: EtcdClient, keys: RecordKeys, *arguments: Any, store_in_etcd: bool, **options: Any
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self.serves_store = not store_in_etcd
+        super().__init__(*arguments, **options)
 
     def join(self, timeout_s: float) -> Placed:
         with _in_options():
@@ -101,6 +141,18 @@ class _Member(EtcdMember):
 
     def why_waiting(self) -> str:
         return in_options(super().why_waiting())
+
+    def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
+        if self.serves_store:
+            return super()._make_store(placed, listener)
+        if listener is not None:
+            listener.close()
+        return EtcdV3RoundStore(self._client, self._keys, self.run_id, placed, timedelta(seconds=300))
+
+    def _let_go(self, deadline: float) -> bool:
+        in_time = super()._let_go(deadline)
+        self._client.close()
+        return in_time
 
 
 @contextmanager

@@ -48,9 +48,15 @@ CHOICES: tuple[Option[Any], ...] = (
 
 
 class CreateMember(Protocol):
-    """Makes a membership as the parameters ask for it; under torch, torch serves the stores unless told otherwise."""
+    """Makes a membership as the parameters ask for it.
 
-    def __call__(self, params: RendezvousParameters, options: OptionValues, *, under_torch: bool) -> Member:
+    Under torch, torch serves the stores unless told otherwise.  A program that `trains` in this process would be slow to
+    serve, and lets others come first (rule 17b).
+    """
+
+    def __call__(
+        self, params: RendezvousParameters, options: OptionValues, *, under_torch: bool, trains: bool
+    ) -> Member:
         """Make it."""
 
 
@@ -65,7 +71,9 @@ class MemberBackend(msgspec.Struct, frozen=True):
     create: CreateMember
     unfit: Mapping[str, str] = {}
 
-    def open(self, params: RendezvousParameters, *, under_torch: bool = False) -> tuple[Member, float]:
+    def open(
+        self, params: RendezvousParameters, *, under_torch: bool = False, trains: bool = False
+    ) -> tuple[Member, float]:
         """A membership, and how long a join of it may take; ValueError for what cannot be."""
         if not params.run_id:
             raise ValueError("the run id is empty: every job needs a name of its own, such as its job id")
@@ -73,7 +81,7 @@ class MemberBackend(msgspec.Struct, frozen=True):
             if params.config.get(name) is not None:
                 raise ValueError(f"The backend {self.name!r} has no option {name!r}: {instead}.")
         options = read_options(self.name, params.config, self.options)
-        return self.create(params, options, under_torch=under_torch), options[JOIN_TIMEOUT]
+        return self.create(params, options, under_torch=under_torch, trains=trains), options[JOIN_TIMEOUT]
 
 
 def node_from(params: RendezvousParameters, options: OptionValues) -> Node:

@@ -28,6 +28,7 @@ __all__ = [
     "did_you_mean",
     "flag",
     "number",
+    "ports",
     "read_options",
     "seconds",
     "text",
@@ -56,7 +57,7 @@ class Option(msgspec.Struct, Generic[T], frozen=True, eq=False):
     parse: Callable[[object], T]
 
     def describe(self) -> str:
-        default = "not set" if self.default is None else self.default
+        default = "not set" if self.default in (None, (0,)) else self.default
         if isinstance(default, float):
             default = f"{default:g}"
         return f"{self.name} ({self.expected}; default: {default}): {self.help}"
@@ -146,6 +147,21 @@ def flag(name: str, default: BoolDefault, help: str) -> Option[bool | BoolDefaul
         return as_bool(value)
 
     return Option(name, default, help, "true or false", parse)
+
+
+def ports(name: str, help: str) -> Option[tuple[int, ...]]:
+    """A port, or a range of them such as `29500-29510`; any free port where it is not given."""
+
+    def parse(value: object) -> tuple[int, ...]:
+        first, dash, last = str(value).strip().partition("-")
+        low = as_int(first)
+        high = as_int(last) if dash else low
+        if not 1 <= low <= high <= 0xFFFF:
+            raise ValueError(value)
+        return tuple(range(low, high + 1))
+
+    any_free: tuple[int, ...] = (0,)
+    return Option(name, any_free, help, "a port such as 29500, or a range such as 29500-29510", parse)
 
 
 def text(name: str, default: TextDefault, help: str) -> Option[str | TextDefault]:

@@ -34,7 +34,7 @@ def join(endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | Non
     low, high = _bounds(nodes)
     backend = _backend(endpoint)
     params = RendezvousParameters(backend.name, endpoint, run, low, high, local_addr, **options)
-    member, join_timeout_s = backend.open(params)
+    member, join_timeout_s = backend.open(params, trains=True)
     try:
         return Place(member, join_timeout_s, member.join(join_timeout_s))
     except BaseException:

@@ -34,15 +34,8 @@ KEEP_ALIVE_ATTEMPTS = number(
 )
 IS_HOST = flag("is_host", None, "whether this process serves the endpoint")
 
-OPTIONS: tuple[Option[Any], ...] = (
-    *TIMES,
-    HEARTBEAT_INTERVAL,
-    HEARTBEAT_TIMEOUT,
-    KEEP_ALIVE_INTERVAL,
-    KEEP_ALIVE_ATTEMPTS,
-    *CHOICES,
-    IS_HOST,
-)
+HEARTBEATS: tuple[Option[Any], ...] = (HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS)
+OPTIONS: tuple[Option[Any], ...] = (*TIMES, *HEARTBEATS, *CHOICES, IS_HOST)
 
 
 def create_handler(params: RendezvousParameters) -> MemberHandler:
@@ -50,7 +43,9 @@ def create_handler(params: RendezvousParameters) -> MemberHandler:
     return MemberHandler(RALLYPOINT, params)
 
 
-def create_member(params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False) -> Member:
+def create_member(
+    params: RendezvousParameters, options: OptionValues, *, under_torch: bool = False, trains: bool = False
+) -> Member:
     """A membership as the parameters ask for it; under torch, torch serves the stores unless the options say otherwise."""
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     return LocatedMember(

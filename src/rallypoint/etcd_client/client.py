@@ -263,6 +263,7 @@ class EtcdClient:
         ttl_s: int,
         *,
         keep: bool = True,
+        renew_while: Callable[[], bool] | None = None,
         ahead: bool = False,
         wake: Callable[[], None] | None = None,
         timeout_s: float | None = None,

@@ -20,7 +20,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     `seal_id` and `ranks` are those of the world that they are in, `incarnation` the one that they know.  `leaving` says
     that they leave, and `delivers` that a server has not acknowledged yet why, or that the run is to be closed; `trains`
-    that they train in the process itself.
+    that they train in the process itself.  `heard_at` is when one of them last heard a server.
     """
 
     bounds: Bounds
@@ -33,6 +33,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False
     delivers: bool = False
     trains: bool = False
+    heard_at: float = float("-inf")
 
     def is_in(self, record: Record) -> bool:
         """Whether one of its nodes is an unfinished rank of the recorded world."""

@@ -73,7 +73,6 @@ class Election:
         self._refused: tuple[str, float, int | None] = ("", 0.0, None)
         """A claim that had welcomed this process and then refused it, when, and the beat that was read after that."""
         self._failing: tuple[str, float] = ("", 0.0)
-        self._heard_at = float("-inf")
         self._delayed: tuple[object, float] = (None, 0.0)
         self._offer: Claim | None = None
         self._over: Record | None = None
@@ -95,7 +94,6 @@ class Election:
 
     def content(self, now: float) -> list[Action]:
         """The nodes of this process hear their server: nothing is to be found."""
-        self._heard_at = now
         if self.serving is None and not isinstance(self._in_flight, (Bind, Write)):
             self._looks = False
         return self._go(now)
@@ -135,6 +133,16 @@ class Election:
         if self.serving is not None:
             return self.serving.wake_at()
         return self._read_at if self._looks else None
+
+    @property
+    def is_content(self) -> bool:
+        """Whether nothing is to be found: the nodes of this process hear their server."""
+        return not self._looks
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._in_flight is not None
 
     def was_refused_by(self, claim_id: str) -> bool:
         """Whether the address of a claim that had welcomed this process refused it since."""
@@ -215,6 +223,13 @@ class Election:
         self._in_flight = None
         self._offer = Claim(f"c{self._mint()}", addresses, port, self._rest_s, self._secret())
         return self._claim(now) if self._looks else [*self._unbind()]
+
+    def not_bound(self, why: str, now: float) -> list[Action]:
+        """This process cannot serve: it has no port that it may serve on; another one may claim meanwhile."""
+        actions = self.away(why, now)
+        self.why = f"nobody serves this run, and this node cannot: {why}"
+        self._read_at = now + self._poll_s
+        return actions
 
     # Looking ------------------------------------------------------------------------------------------------------
 
@@ -330,10 +345,11 @@ class Election:
             hold_s = settings.reconnect_backoff_s
         else:
             hold_s = settings.hold_s + READS_AWAITED * self._poll_s
-        silent = now - self._heard_at > settings.heartbeat_timeout_s
         predecessor = None
-        if old is not None and record.world is not None and old.ranks and (is_refused or silent):
-            predecessor = Predecessor(record.world.seal_id, old.ranks, now + settings.reconnect_grace_s)
+        if old is not None and record.world is not None and old.ranks:
+            silent_from = now if is_refused else self._candidate().heard_at + settings.heartbeat_timeout_s
+            until = max(now + settings.reconnect_grace_s, silent_from)
+            predecessor = Predecessor(record.world.seal_id, old.ranks, until)
         self.serving = Serving(offer, record, entry, now, self._mint, self._chance)
         self._epoch, self._looks, self._offer = record.epoch, False, None
         self._failing, self._watched = ("", 0.0), Watched()

@@ -15,10 +15,11 @@ from collections import defaultdict
 
 from rallypoint.client.background import background
 from rallypoint.client.identity import process_token
-from rallypoint.client.locator import Target
+from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.session import Session
 from rallypoint.core.model import Predecessor
 from rallypoint.errors import RendezvousConnectionError
+from rallypoint.location.places import ranks_of_process
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import is_taken, listen
@@ -42,7 +43,7 @@ class FixedLocator:
         self.run_id = run_id
         self.session: Session | None = None
         """That of the node which this is for, once it has asked where to connect."""
-        self._target = Target(host, port)
+        self._target = Target((host,), port)
         address = local_address(host) if is_host is not False else ""
         self._key: _Key | None = (address, port) if address else None
         if is_host and self._key is None:
@@ -57,9 +58,9 @@ class FixedLocator:
                 f"leave is_host out to connect to what is there"
             )
 
-    async def find(self, session: Session) -> Target:
+    async def find(self, seeker: Seeker) -> Target:
         """The fixed address, which this process binds first where it may and nobody has."""
-        self.session = session
+        session = self.session = seeker.session
         if self._key is not None:
             _users[self._key].add(self)
         if not session.has_standalone_server:
@@ -69,7 +70,20 @@ class FixedLocator:
 
     def where(self) -> str:
         """The endpoint."""
-        return f"{self._target.host}:{self._target.port}"
+        return f"{self._target.hosts[0]}:{self._target.port}"
+
+    def explain(self, trouble: str) -> str:
+        """What became of the last connection says it all."""
+        return trouble
+
+    def welcomed(self, seeker: Seeker, target: Target) -> None:
+        """The address stays as it is, whatever becomes of connections to it."""
+
+    def failed(self, seeker: Seeker, target: Target, *, refused: bool) -> None:
+        """Nothing else is to be tried."""
+
+    def beat(self, seeker: Seeker) -> None:
+        """Nothing is to be found out."""
 
     async def release(self, timeout_s: float) -> bool:
         """Serve the others until they are gone, for so long at most; the server ends with its last user here.
@@ -137,14 +151,10 @@ def _predecessor(session: Session) -> Predecessor | None:
 
 def _own_place(sessions: list[Session], predecessor: Predecessor | None) -> tuple[str, tuple[int, ...]]:
     """The newest world of this process's nodes, and the ranks of it that are gone when this process dies too."""
-    worlds = [session.view.world for session in sessions if session.view.world is not None]
-    if not worlds:
-        return "", ()
-    seal_id = max(worlds, key=lambda world: world.round).seal_id
-    ranks = {world.rank for world in worlds if world.seal_id == seal_id}
+    seal_id, ranks = ranks_of_process(sessions)
     if predecessor is not None and predecessor.seal_id == seal_id:
-        ranks.update(predecessor.ranks)
-    return seal_id, tuple(sorted(ranks))
+        ranks = tuple(sorted({*ranks, *predecessor.ranks}))
+    return seal_id, ranks
 
 
 def _forget_hosted() -> None:

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rallypoint.errors import RendezvousConnectionError
+
 Token = Any
 """What a register uses to tell one version of a value from another; nobody else looks into it."""
 
@@ -26,8 +28,16 @@ class Entry(msgspec.Struct, frozen=True):
     claim_lives: bool | None = None
 
 
+class RegisterRefusedError(RendezvousConnectionError):
+    """The medium understood and refused, and will refuse again: a wrong password, a wrong certificate, something else."""
+
+
 class Register(Protocol):
-    """One run's record in some medium.  Calls may block; RendezvousConnectionError means that nothing is known."""
+    """One run's record in some medium.
+
+    Calls block.  `read`, `write`, `resign` and `close` come one after another, from one thread; `wait` comes from another
+    one.  RendezvousConnectionError means that nothing is known, RendezvousStateError that somebody else's value is there.
+    """
 
     def read(self) -> Entry | None:
         """What is there, as fresh as the medium allows; None where nothing is."""
@@ -35,5 +45,14 @@ class Register(Protocol):
     def write(self, value: bytes, token: Token | None) -> Entry | None:
         """Write where the token is still right, or, without one, where nothing is; None where another was first."""
 
-    def wait(self, token: Token | None, timeout_s: float) -> None:
-        """Return when the value may have changed since this token, at the latest after this time."""
+    def wait(self, token: Token | None, timeout_s: float) -> Token | None:
+        """Wait until the value may have changed since this token: a token of what is there then, None where time passed."""
+
+    def stop_waiting(self) -> None:
+        """End a `wait` that is under way, and listen for nothing more; from any thread."""
+
+    def resign(self) -> None:
+        """This process does not serve, or serves no longer: let go of all that its claims have left in the medium."""
+
+    def close(self) -> None:
+        """Let go of the medium."""

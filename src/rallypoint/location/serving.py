@@ -63,9 +63,10 @@ class Serving:
         """This is to be recorded before anybody hears of it; `Recorded` says when it is."""
         self._wanted = (run, own_ranks)
 
-    def meet(self) -> None:
-        """A node of another process was welcomed under this claim (rule 17a); that is written when there is time."""
-        self._met = True
+    def meet(self) -> bool:
+        """A node of another process was welcomed under this claim (rule 17a); whether that is new, and to be written."""
+        is_new, self._met = not self._met, True
+        return is_new
 
     def hear_epoch(self, incarnation: str, epoch: int) -> None:
         """A node has heard of a higher epoch: the register must confirm it, or the claim is raised above it (17d)."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from rallypoint.core.model import Predecessor
+from rallypoint.core.model import Predecessor, Run
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects, Happening
 from rallypoint.server.limits import Limits
@@ -31,7 +31,11 @@ def mint() -> str:
 
 
 class Service:
-    """A server on one listening socket, on the loop it is started on."""
+    """A server on one listening socket, on the loop it is started on.
+
+    Records go to `state`, or, where an elected server has a claim, to whoever is told by `acted` what it decided; that one
+    calls `recorded` (rule 17c).  The other arguments are the coordinator's.
+    """
 
     def __init__(
         self,
@@ -44,9 +48,15 @@ class Service:
         process: str = "",
         own_place: tuple[str, tuple[int, ...]] = ("", ()),
         predecessor: Predecessor | None = None,
+        claim_id: str = "",
+        secret: str = "",
+        pause_s: float = float("inf"),
+        restored: Iterable[tuple[Run, int]] = (),
+        acted: Callable[[Effects], None] | None = None,
     ) -> None:
         self._state = StateWriter(state) if state is not None else None
         self._tell = tell
+        self._acted = acted
         self._limits = limits or Limits(connections=raise_file_limit() - RESERVE)
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
@@ -62,10 +72,13 @@ class Service:
             name=f"{socket.gethostname()}",
             only_run=only_run,
             visitors=visitors,
-            keeps_records=state is not None,
-            restored=restored_runs(state, now) if state is not None else (),
+            keeps_records=state is not None or bool(claim_id),
+            restored=restored_runs(state, now) if state is not None else restored,
             limits=self._limits,
             process=process,
+            claim_id=claim_id,
+            secret=secret,
+            pause_s=pause_s,
             own_place=own_place,
             predecessor=predecessor,
         )
@@ -94,7 +107,7 @@ class Service:
     def perform(self, effects: Effects) -> None:
         """Do what the coordinator decided: begin to write it down, send it, hang up, tell of it."""
         if self._state is not None and (effects.records or effects.forgotten):
-            self._state.write(effects, self._recorded)
+            self._state.write(effects, self.recorded)
         for caller, data in _by_caller(effects.sends):
             line = self._lines.get(caller)
             if line is not None:
@@ -110,8 +123,11 @@ class Service:
             if self._tell is not None:
                 self._tell(happening)
         self._plan()
+        if self._acted is not None:
+            self._acted(effects)
 
-    def _recorded(self, run_id: str) -> None:
+    def recorded(self, run_id: str) -> None:
+        """The record of a run is written."""
         self.perform(self.coordinator.recorded(run_id, time.monotonic()))
 
     def opened(self, line: _Line) -> int:
@@ -124,7 +140,7 @@ class Service:
     def received(self, number: int, data: bytes) -> None:
         """Bytes arrived."""
         effects = self.coordinator.received(number, data, time.monotonic())
-        if effects.is_due:
+        if effects.is_due or self.coordinator.must_renew:
             self.perform(effects)
 
     def ended(self, number: int) -> None:

@@ -103,6 +103,7 @@ class Peer(Agent):
             ranks=(in_world.rank,) if in_world is not None else (),
             leaving=self.leaving is not None,
             delivers=not self.session.is_heard,
+            heard_at=self.session.answered_at,
         )
 
     # What an election decides -------------------------------------------------------------------------------------

@@ -1,0 +1,458 @@
+"""The election of one run's server as it happens in this process: the register, the sockets and the clock around it.
+
+`election` decides; this carries it out on the background loop.  It makes the calls of the register, one at a time and off
+the loop, listens for changes while there is something to be found, binds the port and runs the service when this process is
+elected, and tells the links of this process where to connect.  All nodes of a process in one run share one driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from rallypoint.client.identity import process_token
+from rallypoint.client.locator import Seeker, Target
+from rallypoint.core.node import State
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.location.actions import (
+    Action,
+    Bind,
+    ClaimedAgain,
+    Connect,
+    Doubt,
+    Ended,
+    Read,
+    Recorded,
+    Renewed,
+    Serve,
+    Stop,
+    Unbind,
+    Wait,
+    Write,
+)
+from rallypoint.location.calls import Caller
+from rallypoint.location.claiming import Candidate
+from rallypoint.location.election import Election
+from rallypoint.location.places import ranks_of_process
+from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
+from rallypoint.server.effects import Effects
+from rallypoint.server.recording import tell
+from rallypoint.server.service import Service, mint
+from rallypoint.server.sockets import listen
+
+log = logging.getLogger("rallypoint.server")
+
+SUSPICIOUS = 0.75
+"""The share of the time-out after which a silent server is doubted."""
+LISTEN_S = 30.0
+"""For how long one call listens for changes."""
+LISTEN_AGAIN_S = 1.0
+HAND_OVER_S = 1.0
+"""How long a handover is tried at least."""
+
+
+class Driver:
+    """One election.  On the background loop only, but for `serves_on`.
+
+    `open_register` is given `serves_on`.  `address` is where this process can be reached, `ports` are those that it may
+    serve on, in this order.  `trains` says that the program trains in this process, and would be slow to serve.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        open_register: Callable[[Callable[[], bool]], Register],
+        *,
+        address: str,
+        ports: tuple[int, ...] = (0,),
+        rest_s: float,
+        heartbeat_timeout_s: float,
+        is_host: bool | None = None,
+        trains: bool = False,
+    ) -> None:
+        self.run_id = run_id
+        self.users: list[Seeker] = []
+        self._address = address
+        self._ports = ports
+        self._trains = trains
+        self._loop = asyncio.get_running_loop()
+        self._register = open_register(self.serves_on)
+        self._calls = Caller(self._loop, "rallypoint-register")
+        self._waits: Caller | None = None
+        self._is_waiting = False
+        self._token: Token | None = None
+        """That of the record as it was last read or written."""
+        self._heard: tuple[Token] | None = None
+        """That of a change which was heard of while a call was in flight: it may be that call's own."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._listener: socket.socket | None = None
+        self._service: Service | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._ran_at = 0.0
+        self._frozen_after_s = heartbeat_timeout_s / 2
+        self._target: Target | None = None
+        self._found = asyncio.Event()
+        self._done = asyncio.Event()
+        self._is_closed = False
+        self._election = Election(
+            run_id,
+            self._candidate,
+            mint=mint,
+            chance=random.random,
+            rest_s=rest_s,
+            is_host=is_host,
+            secret=lambda: secrets.token_hex(16),
+        )
+
+    # For locators -------------------------------------------------------------------------------------------------
+
+    async def find(self, seeker: Seeker) -> Target:
+        """Where the server is, as far as is known; waits where nothing is."""
+        if seeker not in self.users:
+            self.users.append(seeker)
+        self._do(self._election.look(time.monotonic()))
+        await self._found.wait()
+        assert self._target is not None, "it was found"
+        return self._target
+
+    def welcomed(self, seeker: Seeker, target: Target) -> None:
+        """The server there has taken a node in."""
+        epoch = seeker.session.serving.epoch
+        self._do(self._election.welcomed(target.claim_id, epoch, time.monotonic()))
+
+    def failed(self, target: Target, *, refused: bool) -> None:
+        """A connection there could not be made, or ended."""
+        self._do(self._election.failed(target.claim_id, time.monotonic(), refused=refused))
+
+    def beat(self, seeker: Seeker) -> None:
+        """A node beats: if it does not hear the server, the register is read."""
+        now = time.monotonic()
+        if not self._hears(seeker, now):
+            self._do(self._election.look(now))
+        elif all(self._hears(user, now) for user in self.users):
+            self._do(self._election.content(now))
+
+    def explain(self, trouble: str) -> str:
+        """Why the server is not reached."""
+        if self._target is None:
+            return self._election.why
+        host, port = self._target.hosts[0], self._target.port
+        why = "" if self._election.is_content else f"; {self._election.why}"
+        return f"the server at {f'[{host}]' if ':' in host else host}:{port}: {trouble}{why}"
+
+    async def leave(self, seeker: Seeker, timeout_s: float) -> bool:
+        """A node has no more use for the server; the last one of this process ends the election here."""
+        deadline = time.monotonic() + timeout_s
+        in_time = True
+        if seeker in self.users and len(self.users) > 1:
+            self.users.remove(seeker)
+            return True
+        service = self._service
+        stays = seeker.session.view.state in (State.FINISHED, State.CLOSED)
+        if service is not None and stays and service.coordinator.is_attended:
+            service.quiet.clear()
+            in_time = await _within(service.quiet.wait(), timeout_s)
+        self._hand_over()
+        handed_over = await _within(self._done.wait(), max(deadline - time.monotonic(), HAND_OVER_S))
+        if seeker in self.users:
+            self.users.remove(seeker)
+        await self._close()
+        return in_time and handed_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and a new one is needed."""
+        return self._is_closed
+
+    def serves_on(self) -> bool:
+        """Whether the loop has run lately; from any thread (rule 17e)."""
+        return time.monotonic() - self._ran_at < self._frozen_after_s
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _hears(self, seeker: Seeker, now: float) -> bool:
+        """Whether a node hears a server that is sure of its claim."""
+        session = seeker.session
+        silent = now - session.heard_at > SUSPICIOUS * session.view.settings.heartbeat_timeout_s
+        return session.welcomed and not silent and not session.serving.in_doubt
+
+    def _candidate(self) -> Candidate:
+        """What this process knows of its own nodes."""
+        sessions = [user.session for user in self.users]
+        first = sessions[0]
+        seal_id, ranks = ranks_of_process(sessions)
+        newest = max(sessions, key=lambda session: session.view.round_seen).view
+        return Candidate(
+            bounds=first.view.bounds,
+            settings=first.view.settings,
+            incarnation=newest.incarnation,
+            round=newest.round_seen,
+            seal_id=seal_id,
+            ranks=ranks,
+            leaving=all(session.has_left for session in sessions),
+            delivers=not all(session.is_heard for session in sessions),
+            trains=self._trains,
+            heard_at=max(session.answered_at for session in sessions),
+        )
+
+    def _do(self, actions: list[Action]) -> None:
+        if self._is_closed:
+            return
+        for action in actions:
+            self._perform(action)
+        if self._election.is_done:
+            self._done.set()
+        self._listen()
+        self._plan()
+
+    def _perform(self, action: Action) -> None:
+        now = time.monotonic()
+        if isinstance(action, (Read, Write)):
+            self._call(action)
+        elif isinstance(action, Bind):
+            self._loop.call_soon(self._bind)
+        elif isinstance(action, Unbind):
+            self._unbind()
+        elif isinstance(action, Connect):
+            claim = action.claim
+            self._go_to(Target(claim.addresses, claim.port, claim.secret, claim.id))
+        elif isinstance(action, Serve):
+            self._serve(action)
+        elif isinstance(action, Stop):
+            self._stop(action)
+        elif isinstance(action, Ended):
+            for user in self.users:
+                user.tell_ended(action.how)
+        elif isinstance(action, Wait):
+            self._token = action.token
+        elif self._service is not None:
+            coordinator = self._service.coordinator
+            if isinstance(action, Recorded):
+                self._service.recorded(action.run_id)
+            elif isinstance(action, Renewed):
+                self._service.perform(coordinator.renewed(action.run_id, action.asked_at, now))
+            elif isinstance(action, Doubt):
+                log.warning("run %r: %s", self.run_id, action.why or "the claim is renewed, and nothing is in doubt")
+                self._service.perform(coordinator.set_doubt(action.why, now))
+            else:
+                assert isinstance(action, ClaimedAgain), f"{action!r} is done"
+                log.info("run %r: claimed again, with epoch %d", self.run_id, action.epoch)
+                coordinator.claimed_again(action.epoch)
+
+    def _plan(self) -> None:
+        due = self._election.wake_at()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None and due != float("inf"):
+            self._timer = self._loop.call_at(max(due, time.monotonic() + 0.001), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self._election.tick(time.monotonic()))
+
+    # The register -------------------------------------------------------------------------------------------------
+
+    def _call(self, call: Read | Write) -> None:
+        register = self._register
+        if isinstance(call, Read):
+            self._calls.call(register.read, lambda entry, problem: self._answered(call, entry, problem))
+        else:
+            value, token = call.value, call.token
+            self._calls.call(
+                lambda: register.write(value, token), lambda entry, problem: self._answered(call, entry, problem)
+            )
+
+    def _answered(self, call: Read | Write, entry: Entry | None, problem: Exception | None) -> None:
+        now, election = time.monotonic(), self._election
+        if problem is not None:
+            if not isinstance(problem, (RendezvousConnectionError, RendezvousStateError)):
+                log.error("the register of run %r failed: %r", self.run_id, problem, exc_info=problem)
+            if isinstance(problem, RegisterRefusedError):
+                for user in self.users:
+                    user.refuse(str(problem))
+            self._do(election.away(str(problem) or repr(problem), now))
+            return
+        if entry is not None:
+            self._token = entry.token
+        if isinstance(call, Read):
+            self._token = entry.token if entry is not None else None
+            self._do(election.read(entry, now))
+        else:
+            self._do(election.wrote(entry, now))
+        self._look_at_change()
+
+    def _listen(self) -> None:
+        """Listen for changes while this process looks for a server or serves."""
+        if self._election.is_content and self._election.serving is None:
+            if self._is_waiting:
+                self._register.stop_waiting()
+            return
+        if self._is_waiting or self._is_closed:
+            return
+        if self._waits is None:
+            self._waits = Caller(self._loop, "rallypoint-watch")
+        self._is_waiting = True
+        register, token = self._register, self._token
+        self._waits.call(lambda: register.wait(token, LISTEN_S), self._changed)
+
+    def _changed(self, token: Token | None, problem: Exception | None) -> None:
+        if self._is_closed:
+            return
+        if problem is not None:
+            log.debug("run %r: changes of the register are not heard: %s", self.run_id, problem)
+            self._loop.call_later(LISTEN_AGAIN_S, self._listen_again)
+            return
+        self._is_waiting = False
+        if token is not None:
+            self._heard = (token,)
+            self._look_at_change()
+        self._listen()
+
+    def _listen_again(self) -> None:
+        self._is_waiting = False
+        self._listen()
+
+    def _look_at_change(self) -> None:
+        """What was heard may be this process's own write, whose answer is then known or on its way."""
+        if self._heard is None or self._election.is_calling:
+            return
+        (token,), self._heard = self._heard, None
+        if token != self._token:
+            self._do(self._election.changed(time.monotonic()))
+
+    # Connecting ---------------------------------------------------------------------------------------------------
+
+    def _go_to(self, target: Target) -> None:
+        before, self._target = self._target, target
+        self._found.set()
+        if before is not None and before.claim_id != target.claim_id:
+            for user in self.users:
+                user.move()
+
+    # Serving ------------------------------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        listener, problem = _first_free(self._address, self._ports)
+        if listener is None:
+            why = f"it cannot listen on {self._address}, port {_written(self._ports)}: {problem}"
+            self._do(self._election.not_bound(why, time.monotonic()))
+        else:
+            self._listener = listener
+            port: int = listener.getsockname()[1]
+            self._do(self._election.bound((self._address,), port, time.monotonic()))
+
+    def _unbind(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._calls.call(self._register.resign, _ignore)
+
+    def _serve(self, serve: Serve) -> None:
+        listener, self._listener = self._listener, None
+        assert listener is not None, "who claims has a port"
+        claim = serve.claim
+        log.info("run %r: this process serves from now on, at %s:%d", self.run_id, claim.addresses[0], claim.port)
+        self._ran_at = time.monotonic()
+        self._service = Service(
+            only_run=self.run_id,
+            tell=tell,
+            process=process_token(),
+            own_place=ranks_of_process([user.session for user in self.users]),
+            claim_id=claim.id,
+            secret=claim.secret,
+            pause_s=claim.rest_s / 2,
+            restored=[(serve.run, serve.record.epoch)],
+            acted=self._acted,
+        )
+        self._starting = self._loop.create_task(self._service.start(listener))
+
+    def _acted(self, effects: Effects) -> None:
+        """The server took an input: what it wants to be recorded, and what it must know of its claim."""
+        service, serving, now = self._service, self._election.serving, time.monotonic()
+        self._ran_at = now
+        if service is None or serving is None:
+            return
+        coordinator = service.coordinator
+        for each in effects.records:
+            serving.want(each.run, each.own_ranks)
+        for incarnation, epoch in effects.epochs_heard:
+            serving.hear_epoch(incarnation, epoch)
+        is_new = coordinator.met and serving.meet()
+        must_renew, coordinator.must_renew = coordinator.must_renew, False
+        if must_renew:
+            serving.renew(now)
+        if effects.records or effects.epochs_heard or is_new or must_renew:
+            self._do(self._election.tick(now))
+
+    def _stop(self, stop: Stop) -> None:
+        log.info("run %r: this process serves no longer: %s", self.run_id, stop.why)
+        service, self._service = self._service, None
+        if service is not None:
+            service.perform(service.coordinator.step_down(stop.why))
+            self._loop.create_task(self._end_service(service))
+        self._calls.call(self._register.resign, _ignore)
+
+    async def _end_service(self, service: Service) -> None:
+        if self._starting is not None:
+            await self._starting
+        await service.stop()
+
+    def _hand_over(self) -> None:
+        run = None
+        if self._service is not None:
+            run = self._service.coordinator.runs.known[self.run_id].run
+        self._do(self._election.leave(run, time.monotonic()))
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._service is not None:
+            await self._end_service(self._service)
+            self._service = None
+        if self._listener is not None:
+            self._listener.close()
+        self._register.stop_waiting()
+        self._calls.call(self._register.close, _ignore)
+        self._calls.close()
+        if self._waits is not None:
+            self._waits.close()
+
+
+def _ignore(result: object, problem: Exception | None) -> None:
+    """What is let go of in vain expires by itself."""
+    if problem is not None:
+        log.debug("not let go of: %s", problem)
+
+
+def _first_free(address: str, ports: Iterable[int]) -> tuple[socket.socket | None, str]:
+    """A socket that listens on the first of these ports that can be had, or why there is none."""
+    why = "no port was given"
+    for port in ports:
+        try:
+            return listen(address, port), ""
+        except OSError as exc:  # noqa: PERF203  # a range has few ports
+            why = exc.strerror or str(exc)
+    return None, why
+
+
+def _written(ports: tuple[int, ...]) -> str:
+    """Ports in words."""
+    if ports == (0,):
+        return "any"
+    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
+
+
+async def _within(what: Coroutine[Any, Any, Any], timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(what, timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        return False
+    return True

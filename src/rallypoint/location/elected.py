@@ -1,0 +1,77 @@
+"""An elected server: a register names the process that serves the run (rule 17)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+
+from rallypoint.client.locator import Seeker, Target
+from rallypoint.location.driver import Driver
+
+_drivers: dict[Hashable, Driver] = {}
+"""The elections that this process takes part in; touched on the background loop only."""
+
+
+class ElectedLocator:
+    """Finds the server of a run by an election; all nodes of this process with the same `key` share it.
+
+    `start` begins the election; `where` says in words what the register is.
+    """
+
+    def __init__(self, key: Hashable, where: str, start: Callable[[], Driver]) -> None:
+        self._key = key
+        self._where = where
+        self._start = start
+        self._driver: Driver | None = None
+        self._seeker: Seeker | None = None
+
+    async def find(self, seeker: Seeker) -> Target:
+        """Where the server is; this process may become it by that."""
+        self._seeker = seeker
+        if self._driver is None:
+            driver = _drivers.get(self._key)
+            if driver is None or driver.is_over:
+                driver = _drivers[self._key] = self._start()
+            self._driver = driver
+        return await self._driver.find(seeker)
+
+    def welcomed(self, seeker: Seeker, target: Target) -> None:
+        """The server there has taken this node in."""
+        if self._driver is not None:
+            self._driver.welcomed(seeker, target)
+
+    def failed(self, seeker: Seeker, target: Target, *, refused: bool) -> None:
+        """A connection there could not be made, or ended."""
+        if self._driver is not None:
+            self._driver.failed(target, refused=refused)
+
+    def beat(self, seeker: Seeker) -> None:
+        """The node beats: where it does not hear the server, the register is read."""
+        if self._driver is not None:
+            self._driver.beat(seeker)
+
+    def where(self) -> str:
+        """What the register is."""
+        return self._where
+
+    def explain(self, trouble: str) -> str:
+        """Why the server is not reached."""
+        return trouble if self._driver is None else self._driver.explain(trouble)
+
+    async def release(self, timeout_s: float) -> bool:
+        """Leave the election; a process that serves hands over with its last node (rule 17g)."""
+        driver, self._driver = self._driver, None
+        if driver is None or self._seeker is None:
+            return True
+        in_time = await driver.leave(self._seeker, timeout_s)
+        if driver.is_over and _drivers.get(self._key) is driver:
+            del _drivers[self._key]
+        return in_time
+
+
+def _forget_drivers() -> None:
+    """A forked child takes part in nothing."""
+    _drivers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_drivers)

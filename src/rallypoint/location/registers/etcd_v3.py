@@ -1,0 +1,220 @@
+"""A register in etcd v3: the record is one key, guarded by its mod_revision.
+
+The record lies on the lease of the run, which outlives outages and which the server renews.  A key on the server's own
+lease, named by the epoch, takes the place of the beat, so that nothing is written while nothing changes.  Both are written
+in one transaction; the claim lives as long as its key does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from rallypoint.core.record import Record, decode
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.etcd_client import (
+    EtcdAuthError,
+    EtcdClient,
+    EtcdError,
+    EtcdHopelessError,
+    EtcdLeaseLostError,
+    EtcdRefusedError,
+    KeyValue,
+    Lease,
+    Watch,
+    delete_op,
+    get_op,
+    put_op,
+)
+from rallypoint.etcd_client.messages import RangeResponse
+from rallypoint.location.register import Entry, RegisterRefusedError
+from rallypoint.location.registers.etcd_v3_keys import RecordKeys
+
+RELEASE_S = 1.0
+"""How long letting go of a lease may take; it expires otherwise."""
+
+
+class EtcdV3Register:
+    """One run's record.  The client is the register's own, and is closed with it.
+
+    `run_ttl_s` is how long a record lives that no server renews.  `serves_on` says whether the loop of the server has run
+    lately: its lease is renewed only while it has (rule 17e).
+    """
+
+    def __init__(
+        self, client: EtcdClient, prefix: str, run_id: str, *, run_ttl_s: int, serves_on: Callable[[], bool]
+    ) -> None:
+        self._client = client
+        self._keys = RecordKeys(prefix, run_id)
+        self._run_id = run_id
+        self._run_ttl_s = run_ttl_s
+        self._serves_on = serves_on
+        self._lease: Lease | None = None
+        """That of this process's claim, and the epochs whose keys are on it."""
+        self._epochs: set[int] = set()
+        self._run_lease: Lease | None = None
+        self._revision = 0
+        """That of the last answer: what is written later is heard by a watch from there on."""
+        self._found_lease = 0
+        """The lease that the record was last seen on."""
+        self._watch: Watch | None = None
+        self._watching = threading.Lock()
+        client.warm_up()
+
+    def read(self) -> Entry | None:
+        """The record, and whether the key of its claim is there."""
+        keys = self._keys
+        with _in_words():
+            found = self._client.transaction(
+                then=(get_op(keys.record), get_op(keys.claims, prefix=True), get_op(keys.old_leader))
+            )
+        self._revision = found.revision
+        records, claims, old_leaders = (_kvs(answer) for answer in found.answers)
+        if not records:
+            self._found_lease = 0
+            if old_leaders:
+                raise RendezvousStateError(
+                    f"keys of Rallypoint 0.1 lie under {keys.run}, and one of its nodes leads that run: end that job, or "
+                    f"use another run id; its keys expire within seconds after its nodes have ended"
+                )
+            return None
+        record = records[0]
+        self._found_lease = record.lease
+        lives = _claim_key(keys, record.value) in {claim.key for claim in claims}
+        return Entry(record.value, record.mod_revision, lives)
+
+    def write(self, value: bytes, token: int | None) -> Entry | None:
+        """Write the record, and with a new epoch the key of its claim."""
+        record = decode(value)
+        with _in_words():
+            try:
+                return self._write(value, record, token)
+            except EtcdLeaseLostError:
+                # One of the leases is gone: both are had anew, and what expired with them is written again.
+                self._drop_leases()
+                return self._write(value, record, token)
+
+    def wait(self, token: int | None, timeout_s: float) -> int | None:
+        """Wait for a change of the record or of a claim's key."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            watch = self._open_watch()
+            while (left_s := deadline - time.monotonic()) > 0:
+                heard = watch.get(left_s)
+                if heard is None:
+                    return None
+                if token is None or heard.revision > token:
+                    return heard.revision
+        except EtcdError as exc:
+            if self._close_watch():
+                raise RendezvousConnectionError(str(exc)) from exc
+        return None
+
+    def stop_waiting(self) -> None:
+        """Close the watch."""
+        self._close_watch()
+
+    def resign(self) -> None:
+        """End the lease of the claim; the record stays, on a lease that nobody here renews."""
+        self._drop_leases()
+
+    def close(self) -> None:
+        """Close the client; leases that are still held are let go."""
+        self._close_watch()
+        self._drop_leases()
+        self._client.close()
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _write(self, value: bytes, record: Record, token: int | None) -> Entry | None:
+        run_lease = self._keep_run_lease()
+        then = []
+        if record.claim is None:
+            then = [delete_op(self._keys.claim(epoch)) for epoch in self._epochs]
+        elif record.epoch not in self._epochs or self._lease is None or self._lease.lost.is_set():
+            lease = self._own_lease(record)
+            then = [delete_op(self._keys.claim(epoch)) for epoch in self._epochs - {record.epoch}]
+            then.append(put_op(self._keys.claim(record.epoch), record.claim.id, lease=lease.id))
+        wrote = self._client.guarded_put(
+            self._keys.record, value, mod_revision=token or 0, then=then, lease=run_lease.id
+        )
+        if not wrote.succeeded:
+            return None
+        self._revision, self._found_lease = max(self._revision, wrote.revision), run_lease.id
+        self._epochs = {record.epoch} if record.claim is not None else set()
+        return Entry(value, wrote.revision, record.claim is not None)
+
+    def _own_lease(self, record: Record) -> Lease:
+        assert record.claim is not None, "only a claim needs a lease"
+        if self._lease is None or self._lease.lost.is_set():
+            self._epochs.clear()
+            self._lease = self._client.grant(round(record.claim.rest_s), renew_while=self._serves_on)
+        return self._lease
+
+    def _keep_run_lease(self) -> Lease:
+        """The lease that the record lies on, which this process renews while it serves."""
+        held = self._run_lease
+        if held is not None and not held.lost.is_set() and self._found_lease in (0, held.id):
+            return held
+        if held is not None:
+            held.release()
+        if self._found_lease:
+            with suppress(EtcdLeaseLostError):
+                self._run_lease = self._client.adopt(self._found_lease)
+                return self._run_lease
+        self._run_lease = self._client.grant(self._run_ttl_s)
+        return self._run_lease
+
+    def _drop_leases(self) -> None:
+        lease, run_lease = self._lease, self._run_lease
+        self._lease = self._run_lease = None
+        self._found_lease = 0
+        self._epochs.clear()
+        if run_lease is not None:
+            run_lease.release()
+        if lease is not None:
+            lease.release()
+            with suppress(EtcdError):
+                self._client.revoke(lease, timeout_s=RELEASE_S)
+
+    def _open_watch(self) -> Watch:
+        with self._watching:
+            if self._watch is None:
+                self._watch = self._client.watch(
+                    self._keys.claims, end=self._keys.record + "\0", revision=self._revision + 1
+                )
+            return self._watch
+
+    def _close_watch(self) -> bool:
+        """Close the watch; whether there was one."""
+        with self._watching:
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+        return watch is not None
+
+
+def _kvs(answer: object) -> tuple[KeyValue, ...]:
+    assert isinstance(answer, RangeResponse), "reads are answered with keys"
+    return answer.kvs
+
+
+def _claim_key(keys: RecordKeys, value: bytes) -> bytes:
+    """The key of the claim that a record has; what cannot be read has none."""
+    try:
+        return keys.claim(decode(value).epoch).encode()
+    except RendezvousStateError:
+        return b""
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What goes wrong with etcd becomes an error of the rendezvous."""
+    try:
+        yield
+    except (EtcdAuthError, EtcdHopelessError, EtcdRefusedError) as exc:
+        raise RegisterRefusedError(str(exc)) from exc
+    except EtcdError as exc:
+        raise RendezvousConnectionError(str(exc)) from exc
