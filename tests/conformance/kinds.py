@@ -168,7 +168,12 @@ DOCUMENT: dict[str, Any] = {
 TCP: dict[str, Any] = {**DOCUMENT, "is_host": False}
 FILE: dict[str, Any] = {**DOCUMENT, "store_type": "file"}
 
-ETCD_V3: dict[str, Any] = {**COMMON, "lease_ttl": 2}
+ETCD_V3: dict[str, Any] = {
+    **COMMON,
+    "heartbeat_interval": INTERVAL_S,
+    "heartbeat_timeout": TIMEOUT_S,
+    "lease_ttl": 2,
+}
 
 OLD_ETCD: dict[str, Any] = {"last_call_timeout": 1, "join_timeout": 40, "keep_alive": KEEP_ALIVE_S}
 OLD_ETCD_WORDS = {"last_call_timeout": "last_call_timeout", "join_timeout": "timeout", "keep_alive": "keep_alive"}
@@ -202,7 +207,6 @@ _WITHOUT_SERVER = [name for name, kind in KINDS.items() if kind.start in (_file,
 TOLD_AT_ONCE = "a killed node is told of at once"
 FREE_AT_ONCE = "a run id is free at once when all nodes were killed"
 OUTLIVES_SERVER = "a run goes on when its server was restarted"
-OUTLIVES_STANDSTILL = "a server that stood still and goes on has given nobody up"
 WITHOUT_LAST_CALL = "survivors meet again without a last call"
 KEEPS_RANKS = "who stays keeps its rank"
 MAY_LEAVE = "a node may leave, as finished or not, and the run goes on"
@@ -214,7 +218,7 @@ SAYS_HOW = "who comes to a closed run is told how it ended"
 SLOW_LOSS = "after the silence that is allowed: nobody watches connections"
 SLOW_REUSE = "after the silence that is allowed: nobody remembers who was alive"
 NO_RESTART = "never: the store's memory ends with its server, and torch's client does not connect again"
-LEASED_LOSS = "when its lease ends (`lease_ttl`): etcd watches no connections"
+STALE_RECORD = "after `lease_ttl` and a hold: the record still names the dead server and its world"
 UNTOLD = "not while nobody waits: only a node that waits looks whether keep-alive keys have expired, after up to 10 s"
 EXPIRING = "after up to 10 s, when the keep-alive keys have expired"
 HAS_NO_SERVER = "it has none"
@@ -222,19 +226,14 @@ HAS_NO_SERVER = "it has none"
 CANNOT: dict[str, dict[str, str]] = {
     TOLD_AT_ONCE: {
         **dict.fromkeys(_DOCUMENTS, SLOW_LOSS),
-        **dict.fromkeys(_ETCD_V3, LEASED_LOSS),
         **dict.fromkeys(_OLD_ETCD, UNTOLD),
     },
     FREE_AT_ONCE: {
         **dict.fromkeys(_DOCUMENTS, SLOW_REUSE),
-        **dict.fromkeys(_ETCD_V3, LEASED_LOSS),
+        **dict.fromkeys(_ETCD_V3, STALE_RECORD),
         **dict.fromkeys(_OLD_ETCD, EXPIRING),
     },
     OUTLIVES_SERVER: dict.fromkeys(_SERVED, NO_RESTART),
-    OUTLIVES_STANDSTILL: dict.fromkeys(
-        _ETCD_V3,
-        "leases run on while all of etcd stands still: it gives up everybody after `lease_ttl`; a restart does not",
-    ),
     WITHOUT_LAST_CALL: dict.fromkeys(_OLD_ETCD, "with one: the protocol does not tell survivors from newcomers"),
     KEEPS_RANKS: dict.fromkeys(_OLD_ETCD, "ranks are the order of arrival"),
     MAY_LEAVE: dict.fromkeys(_OLD_ETCD, "who shuts down closes the run for everybody"),

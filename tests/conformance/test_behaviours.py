@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.kinds import END, KEEPS_RANKS, OUTLIVES_STANDSTILL, SAYS_HOW, START, TIMEOUT_S, table
+from tests.conformance.kinds import END, KEEPS_RANKS, SAYS_HOW, START, TIMEOUT_S, table
 from tests.conformance.scene import Player, Scene, ranked, until_closed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
@@ -179,12 +179,6 @@ def _comes_back(scene: Scene, away_s: float) -> None:
     a, b, c = scene.world("a", "b", "c", nodes="2:3")
     with scene.away():
         assert a.ask("bide", "bided", seconds=away_s)["count"] == 0
-    if scene.limit(OUTLIVES_STANDSTILL):
-        # All were given up at once, and come back as others.
-        for node in (a, b, c):
-            node.changed()
-        scene.meet(a, b, c)
-        return
     for node in (a, b, c):
         node.order("bide", seconds=TIMEOUT_S + 0.5)
     for node in (a, b, c):

@@ -18,6 +18,7 @@ from typing import Any
 
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
+from rallypoint.core.model import Phase, Run
 from rallypoint.core.node import State
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.location.actions import (
@@ -99,6 +100,7 @@ class Driver:
         self._target: Target | None = None
         self._found = asyncio.Event()
         self._done = asyncio.Event()
+        self._unneeded = asyncio.Event()
         self._is_closed = False
         self._election = Election(
             run_id,
@@ -153,11 +155,9 @@ class Driver:
         if seeker in self.users and len(self.users) > 1:
             self.users.remove(seeker)
             return True
-        service = self._service
-        stays = seeker.session.view.state in (State.FINISHED, State.CLOSED)
-        if service is not None and stays and service.coordinator.is_attended:
-            service.quiet.clear()
-            in_time = await _within(service.quiet.wait(), timeout_s)
+        if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
+            self._unneeded.clear()
+            in_time = await _within(self._unneeded.wait(), timeout_s)
         self._hand_over()
         handed_over = await _within(self._done.wait(), max(deadline - time.monotonic(), HAND_OVER_S))
         if seeker in self.users:
@@ -390,6 +390,16 @@ class Driver:
             serving.renew(now)
         if effects.records or effects.epochs_heard or is_new or must_renew:
             self._do(self._election.tick(now))
+        if self._may_go():
+            self._unneeded.set()
+
+    def _may_go(self) -> bool:
+        """Whether nobody needs this process to serve: no node is connected, or all were told that the run is closed."""
+        service = self._service
+        return service is None or not service.coordinator.is_attended or self._run(service).phase is Phase.CLOSED
+
+    def _run(self, service: Service) -> Run:
+        return service.coordinator.runs.known[self.run_id].run
 
     def _stop(self, stop: Stop) -> None:
         log.info("run %r: this process serves no longer: %s", self.run_id, stop.why)
@@ -405,9 +415,7 @@ class Driver:
         await service.stop()
 
     def _hand_over(self) -> None:
-        run = None
-        if self._service is not None:
-            run = self._service.coordinator.runs.known[self.run_id].run
+        run = None if self._service is None else self._run(self._service)
         self._do(self._election.leave(run, time.monotonic()))
 
     async def _close(self) -> None:
