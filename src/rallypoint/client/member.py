@@ -92,9 +92,13 @@ class Member:
         view = self.view
         if view.state not in (State.WAITING, State.SPARE):
             return ""
-        if view.out_since is not None:
+        if self._is_out_of_reach(view):
             return f"the authority at {self.link.where()} cannot be reached ({self.link.trouble})"
         return view.why
+
+    def _is_out_of_reach(self, view: View) -> bool:
+        """Whether the authority is away, or was not found yet."""
+        return view.out_since is not None or not self.link.is_connected
 
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
@@ -232,7 +236,7 @@ class Member:
         outcomes.check_open(self.run_id, view)
         self._check_left()
         link.leave(Reason.WITHDREW, "its join timed out")
-        if view.out_since is not None:
+        if self._is_out_of_reach(view):
             raise RendezvousTimeoutError(
                 f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: the authority at {link.where()} cannot be "
                 f"reached ({link.trouble}); is it running there, and does its port let nodes in?"

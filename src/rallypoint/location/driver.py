@@ -87,6 +87,8 @@ class Driver:
         self._calls = Caller(self._loop, "rallypoint-register")
         self._waits: Caller | None = None
         self._is_waiting = False
+        self._is_reached = False
+        """Whether the register answered the last call."""
         self._token: Token | None = None
         """That of the record as it was last read or written."""
         self._heard: tuple[Token] | None = None
@@ -271,6 +273,7 @@ class Driver:
 
     def _answered(self, call: Read | Write, entry: Entry | None, problem: Exception | None) -> None:
         now, election = time.monotonic(), self._election
+        self._is_reached = problem is None
         if problem is not None:
             if not isinstance(problem, (RendezvousConnectionError, RendezvousStateError)):
                 log.error("the register of run %r failed: %r", self.run_id, problem, exc_info=problem)
@@ -294,7 +297,7 @@ class Driver:
             if self._is_waiting:
                 self._register.stop_waiting()
             return
-        if self._is_waiting or self._is_closed:
+        if self._is_waiting or self._is_closed or not self._is_reached:
             return
         if self._waits is None:
             self._waits = Caller(self._loop, "rallypoint-watch")
