@@ -1,4 +1,4 @@
-"""Jobs on an etcd cluster: members of etcd die, agents die, and nothing is left behind."""
+"""Jobs on an etcd cluster: members of etcd die, agents die, the agent that serves dies; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.core.model import Settings
-from rallypoint.etcd.board import decode_board
-from rallypoint.etcd.leader import RUN_LEASE_S
+from rallypoint.core.record import Record, decode
+from rallypoint.elastic.etcd_v3_client import PREFIX
 from rallypoint.etcd_client import EtcdClient
+from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from tests.etcd.servers import Member
 from tests.etcd_client.stage import etcdctl
 from tests.etcd_v3.harness import leader_of
@@ -20,9 +20,8 @@ from tests.torchrun.harness import Agent, connections
 from tests.torchrun.stage import Job, formed, in_order, learned
 from tests.waiting import until
 
-WORKER = Path(__file__).with_name("worker.py")
-CLOSED_TTL_S = Settings().closed_ttl_s
 OTHER_VERSION = pytest.param(OldEtcdCluster, marks=pytest.mark.soak)
+KEYS = RecordKeys(PREFIX.default or "", "job")
 
 
 @pytest.fixture(params=[EtcdCluster, OTHER_VERSION], ids=["3.5", "3.4"])
@@ -44,7 +43,7 @@ def job(cores: None, etcd: EtcdCluster, tmp_path: Path) -> Iterator[Job]:
         made.end()
 
 
-def test_members_of_etcd_and_agents_are_killed_and_nothing_is_left_behind(job: Job, etcd: EtcdCluster) -> None:
+def test_a_member_of_etcd_and_an_agent_are_killed_and_only_how_it_ended_is_left(job: Job, etcd: EtcdCluster) -> None:
     agents = job.start("a b c", "2:3")
     places = formed(*agents)
     pids = {place["pid"] for place in places}
@@ -53,19 +52,15 @@ def test_members_of_etcd_and_agents_are_killed_and_nothing_is_left_behind(job: J
     # A member of etcd dies, which leads the others and which agents talk to: nobody notices.
     victim = _most_used(etcd, agents)
     _let_lead(etcd, victim)
-    bereft = [agent for agent in agents if victim.port in connections(agent.process.pid)]
-    assert bereft, "agents talk to the member that is about to die"
-    words = _words(etcd)
+    before = _record(etcd)
     victim.kill()
     began = by_rank[0].expect("step")["at"]
     for agent in agents:
         while agent.expect("step")["at"] < began + 2 * etcd.options["lease_ttl"]:
             pass
         agent.reach(60)
-    rest = {member.port for member in etcd.cluster.members} - {victim.port}
-    for agent in bereft:
-        assert rest & set(connections(agent.process.pid)), f"{agent} talks to another member"
-    assert _words(etcd) == words, "every node still has the lease that it had"
+    now = _record(etcd)
+    assert (now.epoch, now.world) == (before.epoch, before.world), "the same process serves the same world"
     steps = [event for agent in agents for event in agent.seen if event["event"] == "step"]
     assert {event["pid"] for event in steps} == pids, "the workers are the same"
     # Rank 0's agent dies: the others agree on the next, with two members of etcd left.
@@ -78,7 +73,36 @@ def test_members_of_etcd_and_agents_are_killed_and_nothing_is_left_behind(job: J
         agent.reach(100)
     learned(*survivors)
     job.finish(*survivors)
-    _only_a_tombstone_is_left(etcd)
+    _only_how_it_ended_is_left(etcd)
+
+
+def test_workers_run_on_when_an_agent_that_serves_and_is_no_member_is_killed(job: Job, etcd: EtcdCluster) -> None:
+    spare = job.agent("spare", "2", options={"role": "spare", "is_host": True})
+    until(lambda: _serves(etcd), "the spare serves")
+    agents = job.start("a b", "2")
+    places = formed(*agents)
+    assert _record(etcd).epoch == 1
+    spare.kill()
+    until(lambda: _record(etcd).epoch == 2, "another agent serves")
+    reached = [agent.expect("step")["step"] for agent in agents]
+    for agent, step in zip(agents, reached, strict=True):
+        agent.reach(step + 40)
+    steps = [event for agent in agents for event in agent.seen if event["event"] == "step"]
+    assert {event["pid"] for event in steps} == {place["pid"] for place in places}, "the workers are the same"
+    job.finish(*agents)
+
+
+def _record(etcd: EtcdCluster) -> Record:
+    """What names the agent that serves."""
+    with EtcdClient(etcd.endpoint) as client:
+        found = client.get(KEYS.record)
+    assert found is not None, "there is a record"
+    return decode(found.value)
+
+
+def _serves(etcd: EtcdCluster) -> bool:
+    with EtcdClient(etcd.endpoint) as client:
+        return client.get(KEYS.claim(1)) is not None
 
 
 def _most_used(etcd: EtcdCluster, agents: Sequence[Agent]) -> Member:
@@ -98,57 +122,30 @@ def _let_lead(etcd: EtcdCluster, heir: Member) -> None:
     assert leader_of(etcd.cluster) is heir
 
 
-def _words(etcd: EtcdCluster) -> dict[bytes, tuple[int, int]]:
-    """What nodes say: the revision that each key was created at, and its lease."""
+def _only_how_it_ended_is_left(etcd: EtcdCluster) -> None:
+    """The record says it, and goes with its lease."""
     with EtcdClient(etcd.endpoint) as client:
-        found = client.range("/", prefix=True).kvs
-    words = {kv.key: (kv.create_revision, kv.lease) for kv in found if b"/in/nodes/" in kv.key}
-    assert words
-    return words
-
-
-def _only_a_tombstone_is_left(etcd: EtcdCluster) -> None:
-    """It says how the run ended, and goes with its lease."""
-    with EtcdClient(etcd.endpoint) as client:
-        (tombstone,) = client.range("/", prefix=True).kvs
-        board = decode_board(tombstone.value, "job")
-        assert board.ended is not None
-        assert board.ended.ending.value == "succeeded"
-        assert tombstone.lease == board.lease
-        lease = client.time_to_live(board.lease, keys=True)
-        assert lease.granted_ttl <= board.settings.closed_ttl_s
-        assert lease.keys == (tombstone.key,)
-
-
-@pytest.mark.soak
-def test_nothing_at_all_is_left_once_the_tombstone_has_gone(job: Job, etcd: EtcdCluster) -> None:
-    agents = job.start("a b c", "3", script=[str(WORKER), "--until", str(job.stop_file)])
-    for agent in agents:
-        agent.expect("started")
-    job.finish(*agents)
-    _only_a_tombstone_is_left(etcd)
-    with EtcdClient(etcd.endpoint) as client:
-        until(
-            lambda: not client.range("", prefix=True, limit=1).kvs, "no key is left in all of etcd", CLOSED_TTL_S + 30
-        )
-    until(lambda: "found 0 leases" in etcdctl(etcd.cluster, "lease", "list"), "no lease is left")
+        (left,) = client.range("/", prefix=True).kvs
+        record = decode(left.value)
+        assert record.claim is None
+        assert record.closing is not None
+        assert record.closing.ending.value == "succeeded"
+        assert client.time_to_live(left.lease, keys=True).keys == (left.key,)
 
 
 @pytest.mark.soak
 def test_all_that_killed_agents_leave_behind_has_a_lease_that_nobody_renews(job: Job, etcd: EtcdCluster) -> None:
-    agents = job.start("a b c", "3", script=[str(WORKER), "--until", str(job.stop_file)])
-    for agent in agents:
-        agent.expect("started")
+    agents = job.start("a b c", "2:3")
+    formed(*agents)
     for agent in agents:
         agent.kill()
     with EtcdClient(etcd.endpoint) as client:
-        until(lambda: all(b"/out/" in kv.key for kv in client.range("", prefix=True).kvs), "their own leases end")
-        (lease,) = {kv.lease for kv in client.range("", prefix=True).kvs}
-        assert lease, "what the leader wrote has one too"
-        was = client.time_to_live(lease).ttl
-        assert was < RUN_LEASE_S
-        until(lambda: client.time_to_live(lease).ttl <= was - 2 * etcd.options["lease_ttl"], "it runs out")
-        client.revoke(lease)
+        until(lambda: client.get(KEYS.claim(1)) is None, "the lease of the claim ends")
+        (left,) = client.range("", prefix=True).kvs
+        assert left.lease, "the record has one too"
+        was = client.time_to_live(left.lease).ttl
+        until(lambda: client.time_to_live(left.lease).ttl <= was - 2 * etcd.options["lease_ttl"], "it runs out")
+        client.revoke(left.lease)
         assert not client.range("", prefix=True, limit=1).kvs, "nothing is left without it"
 
 
