@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from rallypoint.etcd_client.conductor import Watcher
 
 from rallypoint.etcd_client import EtcdClient, EtcdRefusedError, Outcome, Resync, User, Watch, compare, get_op, put_op
 from rallypoint.etcd_client import conductor as conducting
-from rallypoint.etcd_client.conductor import Watcher
 from rallypoint.etcd_client.messages import RangeResponse
 from tests.etcd.servers import Cluster, Member
 from tests.etcd_client.stage import SOON_S, behind_proxy, enable_users, etcd, user_of

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-
-from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, EtcdRefusedError, StatusResponse, put_op
 from rallypoint.etcd_client.hub import Kind, Reply
 from rallypoint.etcd_client.keeper import Keeper
+from rallypoint.etcd_client.wire import Message, encode
+
+from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError, EtcdRefusedError, StatusResponse, put_op
 from rallypoint.etcd_client.messages import LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse
 from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.wire import Message, encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_client.stage import SOON_S, etcd, proxy_to, user_of
 from tests.waiting import until
