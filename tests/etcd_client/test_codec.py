@@ -46,7 +46,9 @@ def test_we_read_what_protobuf_writes(message: Message) -> None:
     assert decode(type(message), written_by_protobuf(message)) == message
 
 
-@given(ANY, st.sampled_from([b"\xf2\x3f\x03abc", b"\xf8\x3f\xff\xff\x01\xf5\x3f\x01\x02\x03\x04", b"\xf1\x3f" + b"8" * 8]))
+@given(
+    ANY, st.sampled_from([b"\xf2\x3f\x03abc", b"\xf8\x3f\xff\xff\x01\xf5\x3f\x01\x02\x03\x04", b"\xf1\x3f" + b"8" * 8])
+)
 def test_fields_that_are_unknown_are_skipped(message: Message, unknown: bytes) -> None:
     """Before and behind those that are known."""
     data = unknown + encode(message) + unknown
@@ -69,9 +71,10 @@ def test_a_message_cut_short_is_refused_or_ends_where_a_field_does(message: Mess
 @given(st.sampled_from(MESSAGES), st.binary(max_size=60))
 def test_noise_is_refused_or_read(kind: type[Message], noise: bytes) -> None:
     try:
-        assert isinstance(decode(kind, noise), kind)
-    except EtcdMessageError as refusal:
-        assert "damaged" in str(refusal) or "cut short" in str(refusal)
+        found = decode(kind, noise)
+    except EtcdMessageError:
+        return
+    assert decode(kind, encode(found)) == found
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.server
 import socket
 import subprocess
@@ -9,15 +10,23 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdNoSpaceError, EtcdUnavailableError, transport
+from rallypoint.etcd_client import (
+    EtcdAmbiguousError,
+    EtcdClient,
+    EtcdNoSpaceError,
+    EtcdUnavailableError,
+    put_op,
+    transport,
+)
 from tests.etcd.servers import HOST, shared
-from tests.etcd_client.stage import etcd, etcdctl, fresh, user_of
+from tests.etcd_client.stage import compact, etcd, etcdctl, fresh, user_of
 
 
 @pytest.fixture
@@ -64,15 +73,12 @@ def test_every_endpoint_and_its_answer_is_in_the_error(web: str, silent: str) ->
     with EtcdClient(endpoints, timeout_s=2.5, spread=False) as client:
         with pytest.raises(EtcdUnavailableError) as refusal:
             client.get("a")
-        troubles = {health.endpoint: health.trouble for health in client.health(timeout_s=0.5)}
     assert str(refusal.value) == (
         f"etcd gave no answer to Range within 2.5 s. 127.0.0.1:1: nothing listens there (connection refused); "
         f"no-such-host.invalid:2379: the name is not known (DNS); "
         f"{web}: something listens there that is not etcd (port 2379 is etcd's; 2380 is for its members only); "
         f"{silent}: no answer in time"
     )
-    assert list(troubles) == endpoints
-    assert all(troubles.values())
 
 
 def test_an_unreachable_member_first_in_the_list_costs_a_moment(silent: str, web: str) -> None:
@@ -121,12 +127,10 @@ def test_a_full_database_says_what_to_do() -> None:
             "--quota-backend-bytes",
         ):
             assert words in str(refusal.value)
-        (health,) = client.health()
-        assert "NOSPACE" in (health.trouble or "")
         # Reading goes on; and what the sentence says helps.
         found = client.get("k")
         assert found is not None
-        client.compact(found.mod_revision)
+        compact(client, found.mod_revision)
         etcdctl(cluster, "defrag")
         etcdctl(cluster, "alarm", "disarm")
         client.put("k", "small")
@@ -166,15 +170,60 @@ def test_neither_grpc_nor_protobuf_is_imported_before_its_time() -> None:
     assert said.split() == ["False", "True", "False"]
 
 
-def test_a_program_that_closes_nothing_ends_all_the_same() -> None:
+def test_a_process_that_ends_with_its_client_open_may_use_it_to_the_last() -> None:
     said = run(f"""
+        import atexit
+        def last() -> None:
+            client.put("{fresh()}", "x", lease=lease)
+            client.put("x", "the last word")
+            print(watch.get(10).value)
+        atexit.register(last)
         from rallypoint.etcd_client import EtcdClient
         client = EtcdClient("{shared().endpoint}")
         watch, lease = client.watch("x"), client.grant(5)
-        client.put("x", "1")
-        print(watch.get(timeout_s=10).value)
     """)
-    assert said == "b'1'\n"
+    assert said == "b'the last word'\n"
+
+
+def test_a_process_ends_though_a_thread_that_is_no_more_holds_the_lock_of_a_stream() -> None:
+    said = run(f"""
+        import gc, queue, threading
+        from rallypoint.etcd_client.transport import Channel
+        gc.disable()
+        stream = Channel("{shared().endpoint}").stream("/etcdserverpb.Watch/Watch", iter(queue.SimpleQueue().get, None), ())
+        lock, held = stream._call._state.condition, threading.Event()
+        def hold() -> None:
+            with lock:
+                held.set()
+                threading.Event().wait()
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        stream.garbage = stream
+        del stream
+        print("ends", flush=True)
+    """)
+    assert said == "ends\n"
+
+
+def test_a_stream_that_is_over_is_gone_without_a_collection_of_garbage(client: EtcdClient) -> None:
+    """At the end of a process, that would wait for a lock which a thread holds that is no more."""
+    before = set(threading.enumerate())
+    gc.disable()
+    try:
+        with EtcdClient(client.endpoints) as other:
+            watch = other.watch("k")
+            other.put("k", "x")
+            assert watch.get(10.0) is not None
+            stream = watch._watch_stream._stream
+            assert stream is not None
+            call = weakref.ref(stream._stream._call)
+            assert call() is not None
+            del stream
+        assert call() is None
+    finally:
+        gc.enable()
+    left = [thread.name for thread in threading.enumerate() if thread not in before and "etcd" in thread.name]
+    assert left == []
 
 
 def test_a_proxy_of_the_environment_is_not_asked(silent: str) -> None:
@@ -191,16 +240,29 @@ def test_a_proxy_of_the_environment_is_not_asked(silent: str) -> None:
     assert said == "None\n"
 
 
+def test_a_refusal_after_a_lost_answer_says_that_it_may_have_happened(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [("UNAVAILABLE", "Socket closed"), ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")]
+
+    def fails(*_: object) -> bytes:
+        raise transport.CallFailedError(*answers.pop(0))
+
+    monkeypatch.setattr(transport.Channel, "call", fails)
+    with pytest.raises(EtcdNoSpaceError, match=r"quota.*\(Txn at .*the earlier one may have happened"):
+        client.transaction(then=[put_op(prefix, "1")], again=True)
+
+
 def test_a_write_whose_answer_cannot_be_read_may_have_happened(
     client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = transport.Line.call
+    call = transport.Channel.call
 
-    def garble(line: transport.Line, method: str, *rest: Any) -> bytes:
-        answer = call(line, method, *rest)
+    def garble(channel: transport.Channel, method: str, *rest: Any) -> bytes:
+        answer = call(channel, method, *rest)
         return b"\xff" * 20 if method.endswith("/Put") else answer
 
-    monkeypatch.setattr(transport.Line, "call", garble)
+    monkeypatch.setattr(transport.Channel, "call", garble)
     with pytest.raises(EtcdAmbiguousError, match="Put was sent and its answer was lost"):
         client.put(prefix, "1")
     found = client.get(prefix)
