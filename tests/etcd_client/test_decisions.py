@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.etcd_client import EtcdMissingError, EtcdRefusedError, Tls, User, compare
 from rallypoint.etcd_client.answers import Verdict, judge
-from rallypoint.etcd_client.endpoints import Attempts, Rotation, parse_endpoints
+from rallypoint.etcd_client.endpoints import parse_endpoints
 from rallypoint.etcd_client.errors import EtcdAuthError, EtcdCompactedError, EtcdLeaseLostError, EtcdNoSpaceError
 from rallypoint.etcd_client.leases import Renewal
 from rallypoint.etcd_client.transactions import prefix_end, range_of
@@ -37,24 +37,6 @@ def test_endpoints_are_read(given: str | list[str], places: tuple[str, ...], sec
 def test_what_is_no_endpoint_is_refused_in_words(bad: str) -> None:
     with pytest.raises(EtcdRefusedError, match=r"endpoint|mixes"):
         parse_endpoints(bad)
-
-
-def test_who_fails_goes_to_the_end_of_the_line() -> None:
-    rotation = Rotation(["a", "b", "c"], first=1)
-    assert rotation.current == "b"
-    rotation.failed("b")
-    assert rotation.order == ["c", "a", "b"]
-    assert rotation.after({"c"}) == "a"
-    assert rotation.after({"a", "b", "c"}) == "c"
-
-
-def test_an_error_has_the_last_answer_of_each() -> None:
-    attempts = Attempts(["a:1", "b:1"])
-    attempts.note("a:1", "nothing listens there", hopeless=True)
-    assert str(attempts) == "a:1: nothing listens there; b:1: not asked"
-    assert not attempts.all_hopeless
-    attempts.note("b:1", "no", hopeless=True)
-    assert attempts.all_hopeless
 
 
 @pytest.mark.parametrize(

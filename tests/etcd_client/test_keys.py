@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from rallypoint.etcd_client import (
@@ -63,13 +61,6 @@ def test_pages_are_of_one_revision_whatever_is_written_meanwhile(client: EtcdCli
     assert seen == [b"old"] * 25
 
 
-def test_all_keys_can_be_asked_for() -> None:
-    with etcd() as cluster, user_of(cluster) as client:
-        client.put(b"\0", "first")
-        client.put(b"\xff\xff", "last")
-        assert [kv.value for kv in client.range(prefix=True).kvs] == [b"first", b"last"]
-
-
 @pytest.mark.parametrize(
     ("relation", "what", "holds"),
     [
@@ -108,29 +99,6 @@ def test_a_transaction_does_all_or_nothing_at_one_revision(client: EtcdClient, p
     (deleted,) = again.answers
     assert isinstance(deleted, DeleteRangeResponse)
     assert deleted.deleted == 2
-
-
-def test_of_many_guarded_writers_one_wins_each_round(client: EtcdClient, prefix: str) -> None:
-    """Eight threads count to a hundred together, by compare-and-set."""
-    client.put(prefix, "0 start")
-    wins: list[int] = []
-
-    def count(name: str) -> None:
-        while True:
-            kv = client.get(prefix)
-            assert kv is not None
-            number = int(kv.value.split()[0])
-            if number >= 100:
-                return
-            if client.guarded_put(prefix, f"{number + 1} {name}", mod_revision=kv.mod_revision).succeeded:
-                wins.append(number + 1)
-
-    threads = [threading.Thread(target=count, args=(f"t{number}",)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(wins) == list(range(1, 101))
 
 
 def test_a_guarded_write_says_what_is_there_instead(client: EtcdClient, prefix: str) -> None:

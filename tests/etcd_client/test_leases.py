@@ -6,14 +6,13 @@ import json
 import secrets
 import threading
 import time
-import urllib.request
 
 import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
 from rallypoint.etcd_client.lease_keeper import LeaseKeeper
 from rallypoint.etcd_client.message_stream import MessageStream
-from tests.etcd.servers import VERSIONS, Cluster
+from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, etcd, etcdctl, proxy_to, user_of
 from tests.waiting import until
 
@@ -110,14 +109,6 @@ def test_a_lease_whose_work_goes_on_in_time_is_renewed(client: EtcdClient) -> No
     adopted.revoke()
 
 
-def test_an_error_in_renew_while_costs_no_other_lease(client: EtcdClient) -> None:
-    doomed, spared = client.grant(2, renew_while=lambda: 1 // 0 > 0), client.grant(2)
-    until(lambda: client.time_to_live(doomed).ttl == -1, "it expires")
-    assert spared.remaining_s() > 0
-    assert spared.trouble is None
-    spared.revoke()
-
-
 def test_a_lease_is_revoked_in_the_background(client: EtcdClient, server: Cluster, prefix: str) -> None:
     with user_of(server) as other:
         lease, last = other.grant(60), other.grant(60)
@@ -210,54 +201,3 @@ def test_a_leader_that_is_stopped_costs_no_lease(version: str) -> None:
         assert all(client.time_to_live(lease).ttl > 0 for lease in leases)
         leader.kill()
         client.close()
-
-
-def _calls(cluster: Cluster, method: str) -> int:
-    """How often a member was called, or a stream was opened there."""
-    with urllib.request.urlopen(f"http://{cluster.endpoint}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    counts = [line for line in lines if line.startswith("grpc_server_started_total") and f'"{method}"' in line]
-    return int(counts[0].split()[1])
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_all_renewals_of_a_process_go_over_one_stream(version: str) -> None:
-    with etcd(version) as cluster, user_of(cluster) as client, client.twin() as another:
-        assert _calls(cluster, "LeaseKeepAlive") == 0
-        leases = [user.grant(2) for user in (client, another) for _ in range(5)]
-        renewals = [lease.renewal for lease in leases]
-        granted = [renewal.until for renewal in renewals]
-        until(lambda: all(now.until > then + 2 for now, then in zip(renewals, granted, strict=True)), "renewed thrice")
-        assert _calls(cluster, "LeaseKeepAlive") == 1
-        for lease in leases:
-            lease.revoke()
-
-
-def test_the_stream_of_renewals_moves_with_the_calls() -> None:
-    with etcd("3.5", 3) as cluster, user_of(cluster) as client:
-        lease = client.grant(2)
-        keeper = client._open.service(LeaseKeeper)
-        until(lambda: keeper._stream is not None, "the first renewal")
-        first = cluster.members[0].endpoint
-        assert str(keeper._stream and keeper._stream.endpoint) == first
-        client._open.failed(first)  # as a call would say that found nobody there
-        until(lambda: keeper._stream is not None and keeper._stream.endpoint != first, "it moves")
-        then = lease.renewal.until
-        until(lambda: lease.renewal.until > then, "renewed there")
-        assert lease.trouble is None
-        lease.revoke()
-        until(lambda: keeper._stream is None, "nothing to renew, no stream")
-
-
-def test_a_stream_of_renewals_that_ends_is_opened_again(server: Cluster) -> None:
-    with proxy_to(server.members[0].port) as proxy, EtcdClient(proxy.endpoint) as client:
-        lease = client.grant(2)
-        keeper = client._open.service(LeaseKeeper)
-        until(lambda: keeper._stream is not None, "the first renewal")
-        stream = keeper._stream
-        proxy.cut()
-        until(lambda: keeper._stream is not None and keeper._stream is not stream, "another stream")
-        then = lease.renewal.until
-        until(lambda: lease.renewal.until > then, "renewed there")
-        assert not lease.lost.is_set()
-        lease.revoke()

@@ -46,23 +46,6 @@ def test_a_snapshot_and_then_what_changes(client: EtcdClient, prefix: str) -> No
         assert change.revision == revision > start.revision
 
 
-def test_watches_share_one_stream_and_its_threads(client: EtcdClient, prefix: str) -> None:
-    first = client.watch(f"{prefix}first")  # other tests of this process may have left some behind
-    client.put(f"{prefix}first", "1")
-    take(first, 1)
-    before = set(threading.enumerate())
-    watches = [client.watch(f"{prefix}{number}") for number in range(100)]
-    for number in range(100):
-        client.put(f"{prefix}{number}", str(number))
-    for number, watch in enumerate(watches):
-        (change,) = take(watch, 1)
-        assert change.value == str(number).encode()
-    new = {thread.name for thread in set(threading.enumerate()) - before}
-    assert not new & {"etcd-watches", "etcd-watch-reader"}
-    for watch in watches:
-        watch.close()
-
-
 def test_who_waits_is_told_when_the_watch_is_closed(client: EtcdClient, prefix: str) -> None:
     watch = client.watch(prefix)
     threading.Timer(0.1, watch.close).start()

@@ -44,7 +44,6 @@ class Field:
     type: type  # int (64 bits, signed), bool, bytes, str or a message
     repeated: bool
     optional: bool  # None means that it is not set; its zero is written
-
     wire_type: int
 
 
