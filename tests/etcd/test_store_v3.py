@@ -16,15 +16,14 @@ import pytest
 import torch.distributed as dist
 
 from rallypoint.etcd_client import EtcdClient, Guarded, User, Watch
-from rallypoint.etcd_client.watching import Phase
+from rallypoint.etcd_client.watch_state import Phase
 from rallypoint.stores import EtcdV3Store, QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v3_values import PART_BYTES
 from rallypoint.torch_bridge.etcd_v3_store import EtcdV3StoreForTorch
 from tests.etcd.counting import count_while_leaders_fail
 from tests.etcd.gloo_rank import sum_up
 from tests.etcd.servers import Cluster, running
-from tests.etcd_client.stage import Proxy, enable_users, etcd, etcdctl, proxy_to, user_of
-from tests.etcd_client.test_watches import cut_off
+from tests.etcd_client.stage import Proxy, compact, cut_off, enable_users, etcd, etcdctl, proxy_to, user_of
 from tests.interop.remote import start_process
 from tests.stores.histories import check_history, play
 from tests.waiting import until
@@ -67,7 +66,7 @@ def open_watch(client: EtcdClient) -> Watch:
     """The watch of somebody who waits, once etcd has confirmed it."""
 
     def found() -> list[Watch]:
-        return [watch for watch in list(client._watches) if watch._mailbox.watched.phase is Phase.OPEN]
+        return [watch for watch in list(client._watches) if watch._watched.phase is Phase.OPEN]
 
     until(found, "somebody waits")
     return found()[0]
@@ -202,11 +201,11 @@ def test_what_is_written_between_others_in_the_order_of_names_is_not_awaited(
 
     with EtcdClient(one_etcd.endpoints) as client:
         looked = pool.submit(wait_and_look, EtcdV3Store(client, name, timeout=SOON))
-        mailbox = open_watch(client)._mailbox
+        watch = open_watch(client)
         store.multi_set(["a", "a=", "a>", "b"], ["", "", "", ""])
         written = client.get(f"{name}/~keys/b=")
         assert written is not None
-        until(lambda: mailbox.watched.next_revision > written.mod_revision and mailbox.items.empty(), "all was seen")
+        until(lambda: watch._watched.next_revision > written.mod_revision and watch._items.empty(), "all was seen")
         store.set("c", "")
         assert looked.result(SOON_S)
 
@@ -239,8 +238,8 @@ def test_all_waits_of_a_process_are_on_one_stream(
     store: EtcdV3Store, direct: EtcdClient, pool: ThreadPoolExecutor
 ) -> None:
     waiting = [pool.submit(store.clone().get, f"key{number}") for number in range(8)]
-    until(lambda: sum(not watch.is_over for watch in direct._watches) == 8, "all wait")
-    assert len({watch._watcher for watch in direct._watches}) == 1
+    until(lambda: len(direct._watches) == 8, "all wait")
+    assert len({watch._watch_stream for watch in direct._watches}) == 1
     store.multi_set([f"key{number}" for number in range(8)], ["v"] * 8)
     assert [future.result(SOON_S) for future in waiting] == [b"v"] * 8
 
@@ -255,7 +254,7 @@ def test_a_wait_outlives_a_compaction_of_what_it_has_not_seen(
             store.multi_set(["a", "b"], ["1", "2"])
             store.set("passing", "by")
             store.delete_key("passing")
-            direct.compact(direct.put("history", "over").revision)
+            compact(direct, direct.put("history", "over").revision)
         assert not waiting.done()
         store.set("c", "3")
         waiting.result(SOON_S)
@@ -266,8 +265,8 @@ def test_waits_outlive_the_member_that_they_watch(three: Cluster, name: str, poo
         store = EtcdV3Store(client, name, timeout=SOON)
         waits: list[Future[Any]]
         waits = [pool.submit(store.get, "key"), pool.submit(store.queue_pop, "q"), pool.submit(store.barrier, "b", 2)]
-        until(lambda: sum(w._mailbox.watched.phase is Phase.OPEN for w in list(client._watches)) == 3, "all wait")
-        stream = open_watch(client)._watcher._stream
+        until(lambda: sum(w._watched.phase is Phase.OPEN for w in list(client._watches)) == 3, "all wait")
+        stream = open_watch(client)._watch_stream._stream
         assert stream is not None
         watched = next(member for member in three.members if member.endpoint == stream.endpoint)
         watched.kill()
@@ -675,7 +674,7 @@ def test_nobody_reads_a_half_of_each(
     try:
         for future in writing:
             while not future.done():
-                direct.compact(direct.put(f"{name}-other", "x").revision)
+                compact(direct, direct.put(f"{name}-other", "x").revision)
             future.result(SOON_S)
     finally:
         done.set()

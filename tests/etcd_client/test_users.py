@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +13,15 @@ from rallypoint.etcd_client import (
     EtcdAuthError,
     EtcdClient,
     EtcdError,
+    EtcdHopelessError,
     EtcdRefusedError,
     EtcdUnavailableError,
     Tls,
     User,
 )
 from tests.etcd.servers import VERSIONS, Certificates, Cluster, shared
-from tests.etcd_client.stage import SOON_S, enable_users, etcd, etcdctl
-from tests.etcd_client.test_watches import take
+from tests.etcd_client.stage import SOON_S, enable_users, etcd, etcdctl, values
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -40,7 +42,7 @@ def test_a_user_may_what_its_roles_allow(guarded: Cluster) -> None:
             alice.put("bob/a", "1")
         with alice.watch("alice/", prefix=True) as watch:
             root.put("alice/b", "2")
-            assert [change.value for change in take(watch, 1)] == [b"2"]
+            assert values(watch, 1) == [b"2"]
         with (
             alice.watch("bob/", prefix=True, revision=1) as watch,
             pytest.raises(EtcdAuthError, match="refuses to watch"),
@@ -49,7 +51,7 @@ def test_a_user_may_what_its_roles_allow(guarded: Cluster) -> None:
         # Others that share the stream are not harmed.
         with alice.watch("alice/", prefix=True) as watch:
             root.put("alice/b", "3")
-            assert [change.value for change in take(watch, 1)] == [b"3"]
+            assert values(watch, 1) == [b"3"]
 
 
 def test_a_wrong_password_is_final_and_said_at_once(guarded: Cluster) -> None:
@@ -105,7 +107,7 @@ def test_mutual_tls(encrypted: Cluster) -> None:
     assert files is not None
     with of_tls(encrypted, Tls(files.ca, files.cert, files.key), "https://") as client, client.watch("a") as watch:
         client.put("a", "1")
-        assert [change.value for change in take(watch, 1)] == [b"1"]
+        assert values(watch, 1) == [b"1"]
         client.grant(5).revoke()
 
 
@@ -123,6 +125,7 @@ def test_what_does_not_fit_is_named(encrypted: Cluster, tmp_path: Path) -> None:
     for tls, sentence in cases:
         with of_tls(encrypted, tls) as client, pytest.raises(EtcdUnavailableError) as refusal:
             client.put("a", "1")
+        assert isinstance(refusal.value, EtcdHopelessError) is (tls is not None)
         assert sentence in str(refusal.value)
         assert encrypted.endpoint in str(refusal.value)
 
@@ -145,3 +148,48 @@ def test_a_watch_that_can_never_begin_says_why(encrypted: Cluster) -> None:
         watch.get(timeout_s=SOON_S)
     assert "etcd cannot be watched" in str(refusal.value)
     assert "ca_file" in str(refusal.value)
+
+
+@pytest.mark.parametrize("one_way", [True, False])
+def test_certificates_and_users_together(one_way: bool) -> None:
+    with etcd("3.5", tls=True, one_way=one_way) as cluster:
+        files = cluster.tls
+        assert files is not None
+        enable_users(cluster)
+        tls = Tls(files.ca) if one_way else Tls(files.ca, files.cert, files.key)
+        alice = EtcdClient(cluster.endpoint, tls=tls, user=User("alice", "wonderland"), timeout_s=SOON_S)
+        with alice, alice.watch("alice/", prefix=True) as watch, alice.grant(2) as lease:
+            alice.put("alice/a", "2", lease=lease)
+            assert values(watch, 1) == [b"2"]
+            granted = lease.renewal.until
+            until(lambda: lease.renewal.until > granted, "it is renewed")
+            with pytest.raises(EtcdAuthError, match="no permission"):
+                alice.put("bob/a", "1")
+
+
+def test_certificates_that_are_replaced_under_a_running_client_are_used(tmp_path: Path) -> None:
+    with etcd(tls=True) as cluster:
+        (member,), theirs = cluster.members, cluster.tls
+        assert theirs is not None
+        mine = Tls(*(str(tmp_path / name) for name in ("ca", "cert", "key")))
+        _copy(theirs, mine)
+        client = EtcdClient(cluster.endpoint, tls=mine, timeout_s=SOON_S)
+        with client, client.watch("a") as watch, client.grant(10) as lease:
+            client.put("a", "1", lease=lease)
+            assert values(watch, 1) == [b"1"]
+            member.kill()
+            (tmp_path / "new").mkdir()
+            new = Certificates(tmp_path / "new")
+            _copy(new, mine)
+            _copy(new, Tls(theirs.ca, theirs.cert, theirs.key))
+            member.start()
+            client.put("a", "2", lease=lease)
+            assert values(watch, 1) == [b"2"]
+            granted = lease.renewal.until
+            until(lambda: lease.renewal.until > granted, "it is renewed")
+
+
+def _copy(source: Certificates, target: Tls) -> None:
+    for old, new in ((source.ca, target.ca_file), (source.cert, target.cert_file), (source.key, target.key_file)):
+        assert new is not None
+        shutil.copy(old, new)

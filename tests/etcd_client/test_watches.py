@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.etcd_client import Change, EtcdClient, EtcdClosedError, EtcdRefusedError, Resync, Watch, conductor
+from rallypoint.etcd_client import EtcdClient, EtcdClosedError, EtcdRefusedError, Resync
+from rallypoint.etcd_client.messages import WatchResponse
+from rallypoint.etcd_client.watch_state import Effects, WatchState
 from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SOON_S, etcd, fresh, user_of
+from tests.etcd_client.stage import SOON_S, compact, cut_off, etcd, fresh, take, user_of, values
 from tests.waiting import until
 
 
-def take(watch: Watch, count: int, within_s: float = SOON_S) -> list[Change]:
-    """So many changes."""
-    taken: list[Change] = []
-    deadline = time.monotonic() + within_s
-    while len(taken) < count:
-        item = watch.get(timeout_s=max(deadline - time.monotonic(), 0))
-        assert isinstance(item, Change), f"{item} after {len(taken)} of {count} changes; {watch.trouble}"
-        taken.append(item)
-    return taken
-
-
 def test_changes_come_in_order_with_all_that_is_known_of_them(client: EtcdClient, prefix: str) -> None:
-    with client.watch(prefix, prefix=True, previous=True) as watch:
+    with client.watch(prefix, prefix=True) as watch:
         client.put(prefix + "a", "1")
         client.put(prefix + "a", "2")
         client.put("elsewhere", "x")
         deleted = client.delete(prefix + "a").revision
         changes = take(watch, 3)
         assert [(change.value, change.is_delete) for change in changes] == [(b"1", False), (b"2", False), (b"", True)]
-        assert changes[1].previous is not None
-        assert changes[1].previous.value == b"1"
         assert changes[2].revision == deleted
         assert watch.get(timeout_s=0.1) is None
 
@@ -45,26 +32,7 @@ def test_a_watch_of_the_past_delivers_it(client: EtcdClient, prefix: str) -> Non
     for number in range(1, 20):
         client.put(prefix, str(number))
     with client.watch(prefix, revision=first) as watch:
-        assert [change.value for change in take(watch, 20)] == [str(number).encode() for number in range(20)]
-
-
-def test_a_watch_asked_for_ahead_says_from_where_on_it_delivers(client: EtcdClient, prefix: str) -> None:
-    before = client.put(prefix, "0").revision
-    woken = threading.Event()
-    with client.watch(prefix, ahead=True, wake=woken.set) as watch:
-        while not watch.since:
-            assert woken.wait(SOON_S)
-        assert watch.since > before
-        for number in range(1, 20):
-            client.put(prefix, str(number))
-        assert [change.value for change in take(watch, 19)] == [str(number).encode() for number in range(1, 20)]
-
-
-def test_a_watch_asked_for_ahead_begins_by_itself(client: EtcdClient, prefix: str) -> None:
-    with pytest.raises(EtcdRefusedError, match="begins by itself: with no revision and no snapshot"):
-        client.watch(prefix, ahead=True, revision=5)
-    with pytest.raises(EtcdRefusedError, match="begins by itself: with no revision and no snapshot"):
-        client.watch(prefix, ahead=True, snapshot=True)
+        assert values(watch, 20) == [str(number).encode() for number in range(20)]
 
 
 def test_a_snapshot_and_then_what_changes(client: EtcdClient, prefix: str) -> None:
@@ -78,41 +46,12 @@ def test_a_snapshot_and_then_what_changes(client: EtcdClient, prefix: str) -> No
         assert change.revision == revision > start.revision
 
 
-def test_watches_share_one_stream_and_its_threads(client: EtcdClient, prefix: str) -> None:
-    first = client.watch(f"{prefix}first")  # other tests of this process may have left some behind
-    client.put(f"{prefix}first", "1")
-    take(first, 1)
-    before = set(threading.enumerate())
-    watches = [client.watch(f"{prefix}{number}") for number in range(100)]
-    for number in range(100):
-        client.put(f"{prefix}{number}", str(number))
-    for number, watch in enumerate(watches):
-        (change,) = take(watch, 1)
-        assert change.value == str(number).encode()
-    new = {thread.name for thread in set(threading.enumerate()) - before}
-    assert not new & {"etcd-watches", "etcd-watch-reader"}
-    for watch in watches:
-        watch.close()
-
-
-def test_keys_within_a_prefix_share_a_watch_and_each_gets_its_own(client: EtcdClient, prefix: str) -> None:
-    one, other = (client.watch(f"{prefix}{name}", within=prefix) for name in ("one", "other"))
-    client.put(f"{prefix}nobody's", "0")
-    client.put(f"{prefix}one", "1")
-    client.put(f"{prefix}other", "2")
-    assert [change.value for change in take(other, 1)] == [b"2"]
-    assert [change.value for change in take(one, 1)] == [b"1"]
-    assert one._mailbox.watched.feed is other._mailbox.watched.feed
-    for watch in (one, other):
-        watch.close()
-    with pytest.raises(EtcdRefusedError, match="is no single key within"):
-        client.watch("elsewhere", within=prefix)
-
-
 def test_who_waits_is_told_when_the_watch_is_closed(client: EtcdClient, prefix: str) -> None:
     watch = client.watch(prefix)
     threading.Timer(0.1, watch.close).start()
-    assert list(watch) == []
+    with pytest.raises(EtcdClosedError, match="the watch was closed"):
+        watch.get()
+    assert client._watches == set()
     with pytest.raises(EtcdClosedError, match="the watch was closed"):
         watch.get()
 
@@ -131,30 +70,16 @@ def test_closing_the_client_ends_its_watches_and_threads() -> None:
         )
 
 
-def test_a_user_who_takes_nothing_costs_little_and_misses_nothing(
-    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conductor, "_BACKLOG", 50)
-    with client.watch(prefix) as slow, client.watch(prefix) as quick:
-        for number in range(300):
-            client.put(prefix, str(number))
-        expected = [str(number).encode() for number in range(300)]
-        assert [change.value for change in take(quick, 300)] == expected
-        assert slow._mailbox.is_full
-        assert slow._mailbox.items.qsize() < 300
-        assert [change.value for change in take(slow, 300)] == expected
-
-
 def test_a_compaction_in_the_middle_of_a_watch_is_said_and_survived() -> None:
     with etcd("3.4") as cluster, user_of(cluster) as client, client.watch("k/", prefix=True) as watch:
         client.put("k/a", "1")
         take(watch, 1)
-        missed = watch.next_revision
+        missed = watch._watched.next_revision
         # Between two streams: the watch is cut off, and what it needs next is written and compacted.
         with cut_off(client):
             for number in range(5):
                 client.put("k/a", str(number))
-            client.compact(client.put("k/b", "last").revision)
+            compact(client, client.put("k/b", "last").revision)
         resync = watch.get(timeout_s=SOON_S)
         assert isinstance(resync, Resync)
         assert [(kv.key, kv.value) for kv in resync.kvs] == [(b"k/a", b"4"), (b"k/b", b"last")]
@@ -164,22 +89,32 @@ def test_a_compaction_in_the_middle_of_a_watch_is_said_and_survived() -> None:
         assert change.value == b"after"
 
 
-@contextmanager
-def cut_off(client: EtcdClient) -> Iterator[None]:
-    """No watch stream while the block runs."""
-    assert client._hub is not None
-    watcher = client._hub.part(conductor.Watcher)
-    cut, go_on = threading.Event(), threading.Event()
+def test_a_watch_that_etcd_refuses_says_why_and_harms_no_other(client: EtcdClient, prefix: str) -> None:
+    with client.watch(f"{prefix}z", end=f"{prefix}a", revision=1) as bad, client.watch(f"{prefix}good") as good:
+        client.put(f"{prefix}good", "1")
+        with pytest.raises(EtcdRefusedError, match="refuses to watch"):
+            bad.get(timeout_s=SOON_S)
+        assert values(good, 1) == [b"1"]
 
-    def hold() -> None:
-        watcher._hang_up()
-        cut.set()
-        go_on.wait(SOON_S)
 
-    watcher._inbox.put(hold)
-    assert cut.wait(SOON_S)
-    yield
-    go_on.set()
+def test_an_error_of_the_program_costs_no_event(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, errors = WatchState.heard, list[WatchResponse]()
+
+    def fails_once(state: WatchState, response: WatchResponse) -> Effects:
+        if response.events and not errors:
+            errors.append(response)
+            raise ValueError("an error")
+        return heard(state, response)
+
+    monkeypatch.setattr(WatchState, "heard", fails_once)
+    with client.watch(prefix) as watch:
+        for value in ("1", "2", "3"):
+            client.put(prefix, value)
+        assert values(watch, 3) == [b"1", b"2", b"3"]
+        assert errors
+        assert watch.trouble is None
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +130,7 @@ def test_a_watch_goes_on_at_another_member(three: Cluster, fault: str) -> None:
     with user_of(three) as client, client.watch(prefix, prefix=True) as watch:
         client.put(prefix + "0", "0")
         take(watch, 1)
-        stream = watch._watcher._stream
+        stream = watch._watch_stream._stream
         assert stream is not None
         member = next(member for member in three.members if member.endpoint == stream.endpoint)
         lease = client.grant(3)
@@ -207,7 +142,7 @@ def test_a_watch_goes_on_at_another_member(three: Cluster, fault: str) -> None:
                     written = writer.guarded_put(f"{prefix}{number}", str(number), mod_revision=0)
                     assert written.succeeded
             assert [change.value for change in take(watch, 19, 10)] == [str(n).encode() for n in range(1, 20)]
-            assert watch._watcher._stream is not stream
+            assert watch._watch_stream._stream is not stream
             assert not lease.lost.is_set()
         finally:
             if fault == "kill":

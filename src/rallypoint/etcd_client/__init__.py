@@ -3,7 +3,7 @@
 Needs grpcio (`pip install 'rallypoint[etcd]'`), which is imported with the first client, and no protobuf.
 """
 
-from rallypoint.etcd_client.client import EtcdClient, Health
+from rallypoint.etcd_client.client import EtcdClient
 from rallypoint.etcd_client.endpoints import Tls, User
 from rallypoint.etcd_client.errors import (
     EtcdAmbiguousError,
@@ -21,10 +21,10 @@ from rallypoint.etcd_client.errors import (
     EtcdUnavailableError,
 )
 from rallypoint.etcd_client.leases import Lease
-from rallypoint.etcd_client.messages import KeyValue, Member, StatusResponse
+from rallypoint.etcd_client.messages import KeyValue
 from rallypoint.etcd_client.transactions import Guarded, Outcome, compare, delete_op, get_op, put_op
+from rallypoint.etcd_client.watch_state import Change
 from rallypoint.etcd_client.watches import Resync, Watch
-from rallypoint.etcd_client.watching import Change
 
 __all__ = [
     "Change",
@@ -43,13 +43,10 @@ __all__ = [
     "EtcdRefusedError",
     "EtcdUnavailableError",
     "Guarded",
-    "Health",
     "KeyValue",
     "Lease",
-    "Member",
     "Outcome",
     "Resync",
-    "StatusResponse",
     "Tls",
     "User",
     "Watch",

@@ -1,4 +1,4 @@
-"""What a failed call means and what to do about it: decided here, from the status and its text alone."""
+"""What a failed call means and what to do about it, decided from the status and its text alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rallypoint.etcd_client.errors import (
 
 
 class Verdict(Enum):
-    """What is to be done after a call failed."""
+    """What to do after a call failed."""
 
     ELSEWHERE = "nothing was done there: ask another endpoint"
     HOPELESS = "that endpoint will always answer so: ask another one, and give up when all do"
@@ -94,7 +94,7 @@ _CONNECTING: tuple[tuple[str, Verdict, str], ...] = (
 )
 _ADDRESS = re.compile(r".*ipv[46]:\S+: ")
 
-# What a load balancer says that finds nobody behind it at present.  That passes.
+# What a load balancer says that finds no member behind it at present.  That passes.
 _GATEWAY = re.compile(r"(?:HTTP status|header with status:) (50[234])\b")
 
 
@@ -114,7 +114,7 @@ def judge(code: str, details: str) -> Judgement:
         return Judgement(Verdict.HOPELESS, f"{_NOT_ETCD}, or an etcd before v3 ({details})")
     if code == "DEADLINE_EXCEEDED":
         return Judgement(Verdict.MAYBE, "no answer in time")
-    if code in ("UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"):
+    if code in ("UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "DATA_LOSS"):
         return Judgement(Verdict.MAYBE, _plain(details))
     if code == "RESOURCE_EXHAUSTED":
         return Judgement(Verdict.FINAL, f"too much at once: {_plain(details)}")

@@ -1,4 +1,4 @@
-"""Where etcd is and how one gets in: endpoints, certificates, a user; and whose turn it is.  No IO but reading files."""
+"""Where etcd is and how a client gets in: endpoints, certificates, a user; and which endpoint is asked next.  No network."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def _read(path: str | None, what: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class User:
-    """Who asks; the password is not shown."""
+    """The user that etcd is asked as; the password is not shown."""
 
     name: str
     password: str = field(repr=False)
 
 
 def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[tuple[str, ...], bool | None]:
-    """`a:2379,b:2379`, `etcd://a,b` or `https://a:2379` as host:port each, and whether they said TLS (None: nothing)."""
+    """The endpoints of `a:2379,b:2379`, `etcd://a,b` or `https://a:2379` as host:port, and whether TLS (None: not said)."""
     listed = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
     places: list[str] = []
     secure: set[bool] = set()
@@ -88,32 +88,29 @@ def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[tuple[str, ...], bo
 
 
 class Rotation:
-    """Whose turn it is.  Everybody stays with one endpoint while it answers; who fails goes to the end of the line."""
+    """The order in which endpoints are asked: all calls stay with the first while it answers; one that fails goes last."""
 
     def __init__(self, endpoints: Sequence[str], first: int = 0) -> None:
-        self.line = [*endpoints[first:], *endpoints[:first]]
+        self.order = [*endpoints[first:], *endpoints[:first]]
 
     @property
     def current(self) -> str:
         """The endpoint to ask."""
-        return self.line[0]
+        return self.order[0]
 
     def failed(self, endpoint: str) -> None:
         """Ask the others first from now on."""
-        # Replaced as a whole, for threads that look at the line meanwhile.
-        self.line = [*(other for other in self.line if other != endpoint), endpoint]
+        # Replaced as a whole, for threads that read it meanwhile.
+        self.order = [*(other for other in self.order if other != endpoint), endpoint]
 
-    def after(self, failed: Container[str]) -> str:
-        """The first in line that is not among those who have failed; when all have, the first."""
-        line = self.line
-        for endpoint in line:
-            if endpoint not in failed:
-                return endpoint
-        return line[0]
+    def after(self, asked: Container[str]) -> str:
+        """The first that was not asked yet; if all were, the first."""
+        order = self.order
+        return next((endpoint for endpoint in order if endpoint not in asked), order[0])
 
 
-class Tries:
-    """One request that met with trouble: who was asked, and for the sentence in the error what each endpoint last said."""
+class Attempts:
+    """The attempts at one request: which endpoints were asked, and what each last answered, for the error's message."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self.asked: set[str] = set()  # in this round
@@ -124,8 +121,8 @@ class Tries:
         self._answers: dict[str, str] = {}
         self._hopeless: set[str] = set()
 
-    def all_asked(self, endpoint: str) -> bool:
-        """This one was asked, too; whether with it all have been, and a new round begins."""
+    def ends_round(self, endpoint: str) -> bool:
+        """Count this endpoint as asked; True if all have been, and a new round begins."""
         self.asked.add(endpoint)
         if len(self.asked) < len(self._endpoints):
             return False
@@ -140,7 +137,7 @@ class Tries:
 
     @property
     def all_hopeless(self) -> bool:
-        """Whether there is no use in asking again."""
+        """No endpoint will answer otherwise if it is asked again."""
         return len(self._hopeless) == len(self._endpoints)
 
     def __str__(self) -> str:

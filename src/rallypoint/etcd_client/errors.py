@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "EtcdAmbiguousError",
-    "EtcdAuthError",
-    "EtcdClosedError",
-    "EtcdCompactedError",
-    "EtcdError",
-    "EtcdForkError",
-    "EtcdHopelessError",
-    "EtcdLeaseLostError",
-    "EtcdMessageError",
-    "EtcdMissingError",
-    "EtcdNoSpaceError",
-    "EtcdRefusedError",
-    "EtcdUnavailableError",
-]
-
 
 class EtcdError(Exception):
     """Anything that can go wrong with etcd; catch this to catch them all."""

@@ -1,7 +1,7 @@
 """Leases, and when they are renewed.
 
-A lease is renewed at a third of its time.  One renewal may take a quarter of it, then the next endpoint is asked, so
-that one member that is stopped costs nobody a lease.  Only etcd's word ends a lease: an outage leaves it in doubt.
+A lease is renewed at a third of its time.  One renewal may take a quarter of it, then the next endpoint is asked, so that
+one stopped member costs no lease.  Only etcd's answer ends a lease: an outage leaves it in doubt.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
-
-from rallypoint.etcd_client.errors import EtcdLeaseLostError
 
 _SHARE_BETWEEN = 1 / 3
 _SHARE_OF_A_TRY = 1 / 4
@@ -31,7 +28,7 @@ class Renewal:
         self.ttl_s = ttl_s
         self.sent_at = granted_at
         self.until = granted_at + ttl_s  # it lives at least so long
-        self.due = granted_at + ttl_s * _SHARE_BETWEEN
+        self.due: float | None = granted_at + ttl_s * _SHARE_BETWEEN  # None while an answer is owed
         self.failures = 0
 
     @property
@@ -42,12 +39,12 @@ class Renewal:
 
     def sent(self, now: float) -> None:
         """A renewal is on its way."""
-        self.sent_at = now
+        self.sent_at, self.due = now, None
 
     def renewed(self, ttl_s: float, now: float) -> None:
         """etcd has renewed it, at the earliest when it was asked to.
 
-        The next time is counted from the answer, as etcd's proxy does; who asks it earlier waits for that.
+        The next time is counted from the answer, as etcd's proxy does, which answers an earlier request no sooner.
         """
         self.failures = 0
         self.ttl_s = ttl_s
@@ -55,19 +52,13 @@ class Renewal:
         self.due = min(now + ttl_s * _SHARE_BETWEEN, self.sent_at + ttl_s * _LATEST_SHARE)
 
     def failed(self, now: float) -> None:
-        """Nobody answered: the next endpoint is asked, at once the first time."""
+        """No endpoint answered: the next one is asked, at once the first time."""
         self.due = now + (self.ttl_s * _SHARE_OF_A_PAUSE if self.failures else 0)
         self.failures += 1
 
-
-class Keeps(Protocol):
-    """Whoever renews leases."""
-
-    def keep(self, lease: Lease) -> None:
-        """Renew it from now on."""
-
-    def drop(self, lease: Lease) -> None:
-        """Renew it no more."""
+    def withheld(self, now: float) -> None:
+        """Its owner does not want it renewed at present: ask the owner again soon."""
+        self.due = now + self.ttl_s * _SHARE_OF_A_PAUSE
 
 
 class Lease:
@@ -77,27 +68,19 @@ class Lease:
         self,
         lease_id: int,
         renewal: Renewal,
-        keeper: Keeps,
-        revoke: Callable[[int], None],
-        over: Callable[[Lease], None],
+        renew_while: Callable[[], bool] | None,
+        let_go: Callable[[Lease], None],
+        revoke: Callable[..., None],
     ) -> None:
         self.id = lease_id
-        self.is_granted = False
-        """Whether etcd has said that it exists; one that was asked for ahead may not yet."""
-        self.answered = threading.Event()
-        """Set when etcd has answered to the grant, or did not in time."""
         self.lost = threading.Event()
-        """Set when etcd has said that the lease is gone, and its keys with it."""
+        """Set when etcd has said that the lease is gone, and its keys with it; also when this process has revoked it."""
         self.trouble: str | None = None
         """Why the last renewal did not succeed, in words; None while all is well."""
-        self.when_lost: Callable[[], None] | None = None
-        """Called on the keeper's thread when etcd says that the lease is gone; it must not take long."""
-        self.renewal = renewal  # the keeper's own
-        self._keeper = keeper
+        self.renewal = renewal  # it belongs to the lease keeper
+        self.renew_while = renew_while
+        self._let_go = let_go
         self._revoke = revoke
-        self._over = over
-        self._is_over = False
-        self._lock = threading.Lock()
 
     @property
     def ttl_s(self) -> float:
@@ -105,40 +88,27 @@ class Lease:
         return self.renewal.ttl_s
 
     def remaining_s(self) -> float:
-        """For how long it lives at least; 0 when that is in doubt, because nobody has renewed it for its whole time."""
+        """How long it lives at least; 0 when that is in doubt, because it was not renewed for its whole time."""
         return 0.0 if self.lost.is_set() else max(self.renewal.until - time.monotonic(), 0.0)
-
-    def check(self) -> None:
-        """Raise `EtcdLeaseLostError` if it is lost."""
-        if self.lost.is_set():
-            raise EtcdLeaseLostError(f"lease {self.id:x} of {self.ttl_s:g} s has expired or was revoked")
-
-    def exists(self, renewal: Renewal, *, keep: bool) -> None:
-        """etcd has said so; whoever hears it first has it kept alive from now on."""
-        with self._lock:
-            if not self.is_granted:
-                self.is_granted, self.renewal = True, renewal
-                if keep and not self._is_over:
-                    self._keeper.keep(self)
-        self.answered.set()
 
     def release(self) -> None:
         """Renew it no more; it and its keys expire by themselves."""
-        with self._lock:
-            self._is_over = True
-            self._keeper.drop(self)
-        self._over(self)
+        self._let_go(self)
+
+    def revoke(self, *, wait: bool = True) -> None:
+        """End it now, and delete its keys; fine if it is gone already.
+
+        With `wait=False` a thread in the background does it, and this returns at once; if no member answers in time, the
+        lease expires by itself.
+        """
+        self.release()
+        self._revoke(self.id, wait=wait)
+        self.lost.set()
 
     def gone(self) -> None:
-        """etcd has said that it is, and its keys with it."""
+        """The lease keeper's: etcd has said that it is gone."""
         self.lost.set()
-        self._over(self)
-
-    def revoke(self) -> None:
-        """End it now, and delete its keys; fine if it is gone already."""
-        self.release()
-        self._revoke(self.id)
-        self.gone()
+        self._let_go(self)
 
     def __enter__(self) -> Lease:
         return self

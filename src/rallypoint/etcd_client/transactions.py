@@ -1,4 +1,4 @@
-"""The parts of a transaction: conditions, operations, ranges of keys.  Nothing here talks to anybody."""
+"""The parts of a transaction: conditions, operations, ranges of keys.  No network."""
 
 from __future__ import annotations
 
@@ -8,35 +8,23 @@ from typing import Any
 from rallypoint.etcd_client.errors import EtcdRefusedError
 from rallypoint.etcd_client.messages import (
     Compare,
-    CompareResult,
-    CompareTarget,
     DeleteRangeRequest,
     DeleteRangeResponse,
     KeyValue,
     PutRequest,
-    PutResponse,
     RangeRequest,
     RangeResponse,
     RequestOp,
+    Response,
     TxnResponse,
 )
 
 Text = bytes | str
 """Keys and values are bytes; text is written as UTF-8."""
 
-_RESULTS = {
-    "==": CompareResult.EQUAL,
-    "!=": CompareResult.NOT_EQUAL,
-    ">": CompareResult.GREATER,
-    "<": CompareResult.LESS,
-}
-_TARGETS = {
-    "value": CompareTarget.VALUE,
-    "version": CompareTarget.VERSION,
-    "create_revision": CompareTarget.CREATE,
-    "mod_revision": CompareTarget.MOD,
-    "lease": CompareTarget.LEASE,
-}
+# etcd's numbers for what a condition compares, and how.
+_RELATIONS = {"==": 0, ">": 1, "<": 2, "!=": 3}
+_TARGETS = {"version": 0, "create_revision": 1, "mod_revision": 2, "value": 3, "lease": 4}
 
 
 def to_bytes(text: Text) -> bytes:
@@ -69,14 +57,14 @@ def compare(key: Text, relation: str = "==", **what: Any) -> Compare:
 
     One of `value`, `version`, `create_revision`, `mod_revision`, `lease`; the numbers are 0 for a key that does not exist.
     """
-    if relation not in _RESULTS:
-        raise EtcdRefusedError(f"{relation!r} is no relation; write one of {', '.join(_RESULTS)}")
+    if relation not in _RELATIONS:
+        raise EtcdRefusedError(f"{relation!r} is no relation; write one of {', '.join(_RELATIONS)}")
     if len(what) != 1 or not set(what) <= set(_TARGETS):
         raise EtcdRefusedError(f"a condition is on one of {', '.join(_TARGETS)}; this one is on {sorted(what)}")
     ((target, expected),) = what.items()
     if target == "value":
         expected = to_bytes(expected)
-    return Compare(_RESULTS[relation], _TARGETS[target], to_bytes(key), **{target: expected})
+    return Compare(_RELATIONS[relation], _TARGETS[target], to_bytes(key), **{target: expected})
 
 
 def get_op(key: Text, *, prefix: bool = False, end: Text | None = None, limit: int = 0) -> RequestOp:
@@ -100,7 +88,7 @@ class Outcome:
 
     succeeded: bool
     revision: int
-    answers: tuple[RangeResponse | PutResponse | DeleteRangeResponse, ...]
+    answers: tuple[RangeResponse | Response | DeleteRangeResponse, ...]
 
     @staticmethod
     def of(response: TxnResponse) -> Outcome:

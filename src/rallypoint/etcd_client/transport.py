@@ -6,19 +6,19 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from rallypoint.etcd_client.endpoints import Tls
 from rallypoint.etcd_client.errors import EtcdForkError, EtcdMissingError
 
-# grpc reads them when it is imported.  Its own fork handlers make children of fork hang; and it would write lines of its
-# own beside our sentences, which have in them what is worth knowing.
+# grpc reads them when it is imported.  Its own fork handlers make children of fork hang; and it would print lines of its
+# own beside our error messages, which say what is worth knowing.
 _VARIABLES = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
 
-# Only all three together notice a server that is there and silent; pings more often than every 5 s are an offence to
-# etcd.  Any other traffic takes their place.
+# Only all three together notice a server that is there and silent; etcd hangs up on pings more often than every 5 s.  Any
+# other traffic takes their place.
 PING_EVERY_MS = 6000
 PING_TIMEOUT_MS = 5000
 
@@ -31,7 +31,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A member may come back under its name with another address, as on Kubernetes; by default that is looked up twice a
+    # A member may come back under its name with another address, as on Kubernetes; by default grpc looks that up twice a
     # minute at the most, which costs leases.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # etcd answers a range or a watch in one message, however large.
@@ -39,12 +39,13 @@ _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     # etcd belongs to the cluster; a proxy for the way out does not lead there.
     ("grpc.enable_http_proxy", 0),
-    # What to do after a failure is decided here and nowhere else.
+    # `cluster` decides what to do after a failure, and nothing else does.
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
 )
 
 Files = tuple[bytes | None, bytes | None, bytes | None]
+Metadata = tuple[tuple[str, str], ...]
 
 _used_by: int | None = None
 
@@ -72,8 +73,9 @@ def load_grpc() -> ModuleType:
 
 
 def _leave_streams_alone() -> None:
-    """A stream of grpc's that is collected waits for its lock; when the process ends, for ever, if a thread held it that is
-    no more.  There is nothing to be tidied up any more by then.
+    """Disable the finalizer of grpc's streams at the end of the process.
+
+    It waits for the stream's lock, and would wait for ever if a daemon thread held that lock when it was ended.
     """
     streams = getattr(sys.modules.get("grpc._channel"), "_Rendezvous", None)
     if streams is not None:
@@ -97,74 +99,45 @@ class CallFailedError(Exception):
         self.code, self.details = code, details
 
 
-class Line:
+class Channel:
     """The connection to one endpoint, made when it is first used.  Safe to use from many threads."""
 
-    def __init__(self, endpoint: str, tls: Tls | None, files: Files | None = None) -> None:
+    def __init__(self, endpoint: str, tls: Tls | None = None, files: Files | None = None) -> None:
         self.endpoint = endpoint
         self._grpc = load_grpc()
         self._pid = os.getpid()
-        options = list(_OPTIONS)
+        options: list[tuple[str, int | str]] = list(_OPTIONS)
         if tls is None:
             self._channel = self._grpc.insecure_channel(endpoint, options)
         else:
             if tls.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", tls.server_name))  # type: ignore[arg-type]
+                options.append(("grpc.ssl_target_name_override", tls.server_name))
             credentials = self._grpc.ssl_channel_credentials(*(files or tls.read()))
             self._channel = self._grpc.secure_channel(endpoint, credentials, options)
         self._methods: dict[str, Any] = {}
 
-    def call(self, method: str, request: bytes, timeout_s: float, metadata: tuple[tuple[str, str], ...]) -> bytes:
+    def call(self, method: str, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
         """One question, one answer."""
-        if self._pid != os.getpid():
-            check_process(self._pid)
+        check_process(self._pid)
         try:
-            ask = self._methods.get(method) or self._method(method)
-            answer: bytes = ask(request, timeout=timeout_s, metadata=metadata)
+            if method not in self._methods:
+                self._methods[method] = self._channel.unary_unary(method)
+            answer: bytes = self._methods[method](request, timeout=timeout_s, metadata=metadata)
         except self._grpc.RpcError as failure:
             raise _failed(failure) from failure
         except ValueError as problem:  # a channel that was closed meanwhile
             raise CallFailedError("CANCELLED", str(problem)) from problem
         return answer
 
-    def ask(
-        self,
-        method: str,
-        request: bytes,
-        timeout_s: float,
-        metadata: tuple[tuple[str, str], ...],
-        answered: Callable[[bytes | CallFailedError], None],
-    ) -> None:
-        """The same without waiting; `answered` is called on a thread of grpc's, and must be quick."""
+    def stream(self, method: str, requests: Iterator[bytes], metadata: Metadata) -> ByteStream:
+        """A stream in both directions; it lasts until either side ends it."""
         check_process(self._pid)
         try:
-            future = self._method(method).future(request, timeout=timeout_s, metadata=metadata)
-        except ValueError as problem:
-            answered(CallFailedError("CANCELLED", str(problem)))
-            return
-        future.add_done_callback(lambda done: answered(self._outcome(done)))
-
-    def _outcome(self, done: Any) -> bytes | CallFailedError:
-        if done.code() is self._grpc.StatusCode.OK:
-            answer: bytes = done.result()
-            return answer
-        return CallFailedError(done.code().name, done.details() or "")
-
-    def stream(self, method: str, requests: Iterator[bytes], metadata: tuple[tuple[str, str], ...]) -> Stream:
-        """A conversation; it lasts until either side ends it."""
-        check_process(self._pid)
-        try:
-            return Stream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
+            return ByteStream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
         except ValueError as problem:
             raise CallFailedError("CANCELLED", str(problem)) from problem
         except RuntimeError as problem:  # a stream needs a thread of grpc's, and there may be none left
             raise CallFailedError("UNAVAILABLE", str(problem)) from problem
-
-    def _method(self, name: str) -> Any:
-        method = self._methods.get(name)
-        if method is None:
-            method = self._methods[name] = self._channel.unary_unary(name)
-        return method
 
     def close(self) -> None:
         """End all calls."""
@@ -172,8 +145,8 @@ class Line:
             self._channel.close()
 
 
-class Stream:
-    """What the other side says, message by message."""
+class ByteStream:
+    """What the other side sends, message by message."""
 
     def __init__(self, grpc: ModuleType, call: Any) -> None:
         self._grpc = grpc
@@ -185,9 +158,8 @@ class Stream:
             yield from self._call
         except self._grpc.RpcError as failure:
             problem = _failed(failure)
-            # grpc's call is its own exception.  It must be gone when it is over: one that is left to the collection of
-            # garbage may be collected at the end of the process, and wait there for a lock that a thread held which is
-            # no more.
+            # grpc's call is its own exception.  Without its traceback nothing refers to it any more, and it is freed here:
+            # the garbage collector might free it at the end of the process, and wait there for the lock of a dead thread.
             failure.__traceback__ = None
         finally:
             self._call = None
@@ -195,7 +167,7 @@ class Stream:
             raise problem
 
     def cancel(self) -> None:
-        """End the conversation; whoever iterates hears of it."""
+        """End the stream; the iteration ends with `CallFailedError`."""
         call = self._call
         if call is not None:
             call.cancel()
@@ -205,31 +177,29 @@ def _failed(failure: Any) -> CallFailedError:
     return CallFailedError(failure.code().name, failure.details() or "")
 
 
-class Lines:
-    """The lines to all endpoints of a cluster, each opened when it is first asked for."""
+class Channels:
+    """The channels to all endpoints of a cluster, each opened when it is first asked for."""
 
     def __init__(self, tls: Tls | None) -> None:
-        load_grpc()  # what is missing is said now, and not by some thread later
-        self._pid = os.getpid()
+        load_grpc()  # raise here, and not on some thread later, if it is missing
         self._tls = tls
         self._files = tls.read() if tls is not None else None
         self._lock = threading.Lock()
-        self.known: dict[str, Line] = {}  # those that were opened already
-        self._retired: list[Line] = []  # with certificates that were replaced; what goes on there may end there
-        self._closed = False
+        self._channels: dict[str, Channel] = {}
+        self._retired: list[Channel] = []  # those with certificates that were replaced; running calls end there
+        self._is_closed = False
 
-    def to(self, endpoint: str) -> Line:
-        """The line to one endpoint."""
-        check_process(self._pid)
+    def to(self, endpoint: str) -> Channel:
+        """The channel to one endpoint."""
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise CallFailedError("CANCELLED", "the client was closed")
-            if endpoint not in self.known:
-                self.known[endpoint] = Line(endpoint, self._tls, self._files)
-            return self.known[endpoint]
+            if endpoint not in self._channels:
+                self._channels[endpoint] = Channel(endpoint, self._tls, self._files)
+            return self._channels[endpoint]
 
-    def renew(self) -> bool:
-        """Read the certificates again; whether they were replaced, and all connect anew with them from now on."""
+    def reload_certificates(self) -> bool:
+        """Read the certificates again; True if they were replaced: from now on, all connect anew with the new ones."""
         if self._tls is None:
             return False
         try:
@@ -239,16 +209,16 @@ class Lines:
         with self._lock:
             if files == self._files:
                 return False
-            old, self._retired = self._retired, list(self.known.values())
-            self._files, self.known = files, {}
-        for line in old:
-            line.close()
+            old, self._retired = self._retired, list(self._channels.values())
+            self._files, self._channels = files, {}
+        for channel in old:
+            channel.close()
         return True
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """End all calls."""
         with self._lock:
-            self._closed = True
-            lines = [*self._retired, *self.known.values()]
-        for line in lines:
-            line.close()
+            self._is_closed = True
+            channels = [*self._retired, *self._channels.values()]
+        for channel in channels:
+            channel.close()
