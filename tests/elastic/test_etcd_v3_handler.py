@@ -81,8 +81,8 @@ def test_an_endpoint_names_one_member_or_several(endpoint: str, places: tuple[st
 )
 def test_the_scheme_says_whether_there_is_tls(endpoint: str, secure: bool) -> None:
     with client_at(endpoint) as client:
-        assert client._hub is not None
-        assert (client._hub.lines._tls is not None) is secure
+        assert client._cluster is not None
+        assert (client._cluster.channels._tls is not None) is secure
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_names_and_passwords_go_together(tmp_path: Path) -> None:
     secret.write_text("wonderland\n", encoding="utf-8")
     empty.write_text("\n", encoding="utf-8")
     with client_at("a", username="alice", password_file=str(secret)) as client:
-        assert client._hub is not None
-        assert client._hub.user is not None
-        assert (client._hub.user.name, client._hub.user.password) == ("alice", "wonderland")
+        assert client._cluster is not None
+        assert client._cluster.user is not None
+        assert (client._cluster.user.name, client._cluster.user.password) == ("alice", "wonderland")
     refused: list[tuple[dict[str, object], str]] = [
         ({"username": "alice"}, "'username' is given and 'password_file' is not"),
         ({"password_file": str(secret)}, "'password_file' is given and 'username' is not"),
