@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import versions
+from benchmarks import elected, versions
 from benchmarks.node import PLACE
 from benchmarks.processes import free_port, server
 from benchmarks.versions import BUILD, ROOT, Version
@@ -96,6 +97,31 @@ def yardsticks() -> Iterator[Yardstick]:
         yield _idling(place)
     for place in SERVERS:
         yield _forming_alone(place)
+    yield from _on_etcd()
+
+
+def _on_etcd() -> Iterator[Yardstick]:
+    """A server that is elected through etcd v3, one member on this machine."""
+
+    def yardstick(what: str, nodes: int, measure: Callable[[Path], Figures], show: Show = "{:.3f}".format) -> Yardstick:
+        return Yardstick(what, "etcd-v3", nodes, measure, show=show)
+
+    for nodes in (4, 64):
+        yield yardstick(f"form {nodes}, one node per process", nodes, partial(elected.forming, shares=[1] * nodes))
+    yield yardstick("form 1,000, threads in four processes", 1000, partial(elected.forming, shares=split(1000)))
+    yield yardstick("kill -9 of a node of four", 4, partial(elected.losing, nodes=4, server=False, others=1))
+    for nodes in (4, 32):
+        yield yardstick(
+            f"kill -9 of the serving node of {nodes}",
+            nodes,
+            partial(elected.losing, nodes=nodes, server=True, others=0),
+        )
+    yield yardstick(
+        "kill -9 of the serving node and another of four", 4, partial(elected.losing, nodes=4, server=True, others=1)
+    )
+    yield yardstick("SIGSTOP of the serving node of four", 4, elected.pausing)
+    yield yardstick(f"etcd stopped for {elected.AWAY_S:.0f} s, a node of four killed", 4, elected.standstill)
+    yield yardstick(f"{IDLE:,} idle: CPU of etcd", IDLE, partial(elected.idling, nodes=IDLE), "{:.1%}".format)
 
 
 @contextmanager

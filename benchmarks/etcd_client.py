@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client.codec import encode
 from rallypoint.etcd_client.messages import PutRequest, RangeRequest
-from rallypoint.etcd_client.wire import encode
 
 KEY, VALUE = b"bench/key", b"v" * 200
 TURN_S = 0.15

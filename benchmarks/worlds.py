@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,9 @@ class Meeting(NamedTuple):
 
 
 class World(NamedTuple):
-    """Processes whose nodes hold a world, and the seconds from the start signal until the last knew its rank."""
+    """Processes whose nodes hold a world of a run, and the seconds from the start signal until the last knew its rank."""
 
+    run_id: str
     processes: list[Worker]
     seconds: float
 
@@ -65,7 +67,7 @@ def formed(meeting: Meeting, shares: Sequence[int], give_up_s: float = ANSWER_S)
             _check_source(meeting, process.hear(READY_S))
         began = time.monotonic()
         _tell(processes, "join")
-        yield World(processes, _placed(processes, sum(shares), began, began + give_up_s).world_s)
+        yield World(run_id, processes, _placed(processes, sum(shares), began, began + give_up_s).world_s)
 
 
 def form(meeting: Meeting, shares: Sequence[int], give_up_s: float = ANSWER_S) -> float:
@@ -80,20 +82,52 @@ def regroup(meeting: Meeting, *, watch: bool = True, host_dies: bool = False) ->
     The survivors wait until they are told that something changed, or, without `watch`, join at once.  The process that
     hosts the server of the meeting is spared, or is the one that dies.
     """
-    with formed(meeting, [1] * 4, GIVE_UP_S) as world:
+
+    def victims(world: World) -> list[Worker]:
         host = find_host(meeting, world.processes)
         spared = [process for process in world.processes if process is not host]
-        victim = host if host_dies else spared[-1]
-        if victim is None:
+        if host_dies and host is None:
             raise RuntimeError(f"none of the nodes' processes serves {meeting.endpoint}: there is no host to kill")
-        survivors = [process for process in world.processes if process is not victim]
+        return [host] if host_dies and host is not None else spared[-1:]
+
+    return lose(meeting, 4, victims, watch=watch)
+
+
+def lose(
+    meeting: Meeting,
+    nodes: int,
+    choose: Callable[[World], Sequence[Worker]],
+    *,
+    watch: bool = True,
+    end: Callable[[Worker], None] = Worker.kill,
+) -> Regrouped:
+    """Kill, or end otherwise, the chosen processes of one node each, and wait for the new world of the others."""
+    with formed(meeting, [1] * nodes, GIVE_UP_S) as world:
+        victims = choose(world)
+        survivors = [process for process in world.processes if process not in victims]
         if watch:
             _tell(survivors, f"regroup {GIVE_UP_S}")
         began = time.monotonic()
-        victim.kill()
+        for victim in victims:
+            end(victim)
         if not watch:
             _tell(survivors, "join")
         return _placed(survivors, len(survivors), began, began + 2 * GIVE_UP_S)
+
+
+def pause(meeting: Meeting, nodes: int, choose: Callable[[World], Worker]) -> tuple[Regrouped, float]:
+    """Stop a process until the others have a new world; then let it go on: seconds until all of them are in one world."""
+    with formed(meeting, [1] * nodes, GIVE_UP_S) as world:
+        victim = choose(world)
+        others = [process for process in world.processes if process is not victim]
+        _tell(world.processes, f"regroup {GIVE_UP_S}")
+        began = time.monotonic()
+        victim.process.send_signal(signal.SIGSTOP)
+        without = _placed(others, len(others), began, began + GIVE_UP_S)
+        _tell(others, f"regroup {GIVE_UP_S}")
+        began = time.monotonic()
+        victim.process.send_signal(signal.SIGCONT)
+        return without, _placed(world.processes, nodes, began, began + GIVE_UP_S).world_s
 
 
 def idle(meeting: Meeting, shares: Sequence[int], server: int | None = None) -> float:
