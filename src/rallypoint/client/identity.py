@@ -11,8 +11,6 @@ import msgspec
 
 from rallypoint.core.model import Node
 
-_BEFORE_NUMBER = "_"
-
 
 class _Process:
     """What the identities of one process have in common; a forked child is another process."""
@@ -42,13 +40,7 @@ def mint_id(name: str) -> str:
     """An identity that nobody else has."""
     process = _this_process()
     # Copies of a machine that was stopped and started again have the same memory, and must differ as well.
-    return f"{name}.{process.token}{_BEFORE_NUMBER}{next(process.numbers)}{secrets.randbelow(10**6):06d}"
-
-
-def stem_of(node_id: str) -> str | None:
-    """What all identities of the same name in the same process begin with, and no others; None where it was not minted here."""
-    stem, _, number = node_id.rpartition(_BEFORE_NUMBER)
-    return stem + _BEFORE_NUMBER if stem and number.isdigit() else None
+    return f"{name}.{process.token}_{next(process.numbers)}{secrets.randbelow(10**6):06d}"
 
 
 def fresh_identity(node: Node) -> Node:

@@ -22,7 +22,6 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.client.background import background
-from rallypoint.client.link_port import Prepare, differs
 from rallypoint.client.locator import Locator, Target
 from rallypoint.client.session import Session
 from rallypoint.core.model import EndedIncarnation, Node, Reason
@@ -36,6 +35,13 @@ log = logging.getLogger("rallypoint.link")
 FIRST_RETRY_S = 0.02
 CONNECT_S = 5.0
 ASK_S = 1.0
+
+
+Prepare = Callable[[Node, Callable[[], str]], Node]
+"""Completes a node before it joins, given how to learn the address by which this machine reaches the server.
+
+Raises RendezvousError where the node cannot take part as it is; a link makes that its `refusal`.
+"""
 
 
 class Link:
@@ -407,6 +413,15 @@ class Link:
         if always or (self._session.welcomed, self._session.is_heard) != told or differs(before, self.view):
             with self.changed:
                 self.changed.notify_all()
+
+
+def differs(before: View, after: View) -> bool:
+    """Whether somebody may wait for this change; a new sentence alone wakes nobody."""
+    if after is before:
+        return False
+    return (after.state, after.waiting, after.out_since) != (before.state, before.waiting, before.out_since) or (
+        after.world is not before.world
+    )
 
 
 async def _what_answers(target: Target) -> str:

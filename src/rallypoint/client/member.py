@@ -11,7 +11,7 @@ from datetime import timedelta
 import msgspec
 
 from rallypoint.client import outcomes
-from rallypoint.client.link_port import Link, Prepare
+from rallypoint.client.link import Link, Prepare
 from rallypoint.client.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
 from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason

@@ -6,8 +6,7 @@ import time
 
 from rallypoint.client.background import background
 from rallypoint.client.identity import fresh_identity, process_token
-from rallypoint.client.link import Link
-from rallypoint.client.link_port import Prepare
+from rallypoint.client.link import Link, Prepare
 from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve, serve_here
