@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from rallypoint.core.model import Predecessor
+from rallypoint.core.model import Predecessor, Run
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects, Happening
 from rallypoint.server.limits import Limits
@@ -31,7 +31,10 @@ def mint() -> str:
 
 
 class Service:
-    """A server on one listening socket, on the loop it is started on."""
+    """A server on one listening socket, on the loop it is started on.
+
+    It begins with the runs of its state file, or with those that are `restored`.  The rest is as in `Coordinator`.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,10 @@ class Service:
         limits: Limits | None = None,
         tell: Callable[[Happening], None] | None = None,
         process: str = "",
+        claim_id: str = "",
+        secret: str = "",
+        pause_s: float = float("inf"),
+        restored: Iterable[tuple[Run, int]] = (),
         own_place: tuple[str, tuple[int, ...]] = ("", ()),
         predecessor: Predecessor | None = None,
     ) -> None:
@@ -63,9 +70,12 @@ class Service:
             only_run=only_run,
             visitors=visitors,
             keeps_records=state is not None,
-            restored=restored_runs(state, now) if state is not None else (),
+            restored=restored_runs(state, now) if state is not None else restored,
             limits=self._limits,
             process=process,
+            claim_id=claim_id,
+            secret=secret,
+            pause_s=pause_s,
             own_place=own_place,
             predecessor=predecessor,
         )
