@@ -43,6 +43,8 @@ class _Caller:
     opened: float
     reader: protocol.Reader
     hello: protocol.Hello | None = None
+    nonce: str = ""
+    """A visitor was challenged by it, and has not proven yet that it knows the secret (rule 17j)."""
     frame: bytes = b""
     """The last announcement that needed no answer, as it came, and the run as it was then."""
     known: Run | None = None
@@ -51,11 +53,19 @@ class _Caller:
     takes_part: bool = False
     """Whether it has said anything as a node; one that has only connected is not waited for by a server that leaves."""
     answered: float = 0.0
+    greeted: bool = False
+    """Whether the server has said anything on this connection."""
 
     @property
     def key(self) -> tuple[str, str]:
         assert self.hello is not None, "only who said hello has a name"
         return self.hello.run_id, self.hello.node_id
+
+    def opening(self) -> bytes:
+        """What goes before the first message to it."""
+        opening = b"" if self.greeted else protocol.MAGIC
+        self.greeted = True
+        return opening
 
 
 class Coordinator:
@@ -104,6 +114,7 @@ class Coordinator:
         self.met = False
         """Whether a node of another process was welcomed."""
         self._admission = Admission(limits, only_run, visitors, secret)
+        self._mint = mint
         self._pause_s = pause_s
         self._own_place = own_place
         self._predecessor = predecessor
@@ -149,7 +160,7 @@ class Coordinator:
                 if caller not in self._callers:
                     break
         except RendezvousStateError as exc:
-            self._turn_away(caller, str(exc), effects, final=True)
+            self._turn_away(caller, str(exc), effects, final=not known.nonce)
         return effects
 
     def ended(self, caller: int, monotonic: float) -> Effects:
@@ -210,8 +221,7 @@ class Coordinator:
         """Another process serves from now on: every caller is told so and sent on (rule 17d)."""
         effects = Effects()
         for caller, known in self._callers.items():
-            opening = protocol.MAGIC if known.hello is None else b""
-            self._send(caller, opening + protocol.frame(protocol.Goodbye(why)), effects)
+            self._send(caller, known.opening() + protocol.frame(protocol.Goodbye(why)), effects)
             effects.hang_ups.append((caller, why))
         self._callers.clear()
         self._lines.clear()
@@ -240,10 +250,14 @@ class Coordinator:
 
     def _take(self, caller: int, known: _Caller, body: bytes, now: float, effects: Effects) -> None:
         message = protocol.read(body, protocol.FROM_NODE)
-        if isinstance(message, protocol.Hello):
-            self._welcome(caller, known, message, effects)
+        if known.nonce:
+            self._hear_proof(caller, known, message, effects)
+        elif isinstance(message, protocol.Hello):
+            self._greet(caller, known, message, effects)
         elif known.hello is None:
             self._turn_away(caller, "a connection opens with a hello", effects, final=True)
+        elif isinstance(message, protocol.Proof):
+            self._turn_away(caller, "a proof answers a challenge, and none was made", effects, final=True)
         elif isinstance(message, protocol.Ping):
             self._send(caller, self._pong(known.key[0]), effects)
         elif isinstance(message, (Joined, Announced, Left, CloseAsked)):
@@ -279,15 +293,36 @@ class Coordinator:
         )
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
-    def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
-        refusal = self._admission.refusal(hello, self.runs.known) if known.hello is None else "hello is said once"
-        if refusal:
-            self._turn_away(caller, refusal, effects, final=True)
-            return
-        if not self._admission.is_proven(hello):
+    def _greet(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
+        """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
+        admission = self._admission
+        if known.hello is not None:
+            self._turn_away(caller, "hello is said once", effects, final=True)
+        elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to despair (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
-            return
+        elif refusal := admission.refusal(hello, self.runs.known):
+            self._turn_away(caller, refusal, effects, final=True)
+        elif admission.secret and not hello.node_id:
+            known.hello, known.nonce = hello, self._mint()
+            self._send(caller, known.opening() + protocol.frame(protocol.Challenge(known.nonce)), effects)
+        else:
+            self._welcome(caller, known, hello, effects)
+
+    def _hear_proof(self, caller: int, known: _Caller, message: protocol.FromNode, effects: Effects) -> None:
+        """What a challenged visitor says: nothing else is heard before it has proven that it knows the secret."""
+        if not isinstance(message, protocol.Proof):
+            why = "this server is part of a job: it answers only those who prove that they know the secret of its claim"
+            self._turn_away(caller, why, effects)
+        elif not self._admission.is_answered(known.nonce, message):
+            why = "another server was meant: the secret is not that of this server's claim; read the record again"
+            self._turn_away(caller, why, effects)
+        else:
+            assert known.hello is not None, "a challenge answers a hello"
+            known.nonce = ""
+            self._welcome(caller, known, known.hello, effects)
+
+    def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
         known.hello = hello
         self._silent.pop(caller, None)
         if hello.node_id:
@@ -304,12 +339,12 @@ class Coordinator:
         welcome = protocol.Welcome(
             protocol.VERSION,
             self.name,
-            (protocol.STANDALONE,) if self._admission.visitors else (),
+            (protocol.STANDALONE,) if self._admission.visitors and not self.claim_id else (),
             self._serving(hello.run_id),
             seal_id,
             ranks,
         )
-        self._send(caller, protocol.MAGIC + protocol.frame(welcome), effects)
+        self._send(caller, known.opening() + protocol.frame(welcome), effects)
 
     def _meet(self, hello: protocol.Hello, effects: Effects) -> None:
         """Note whether a node is of this server's own process, and what it has heard of other servers."""
@@ -444,7 +479,7 @@ class Coordinator:
 
     def _turn_away(self, caller: int, why: str, effects: Effects, *, final: bool = False) -> None:
         known = self._callers.get(caller)
-        opening = protocol.MAGIC if known is not None and known.hello is None else b""
+        opening = known.opening() if known is not None else b""
         self._send(caller, opening + protocol.frame(protocol.Goodbye(why, final)), effects)
         effects.hang_ups.append((caller, why))
         self._forget(caller, self._look(self._clock.looked), effects)
