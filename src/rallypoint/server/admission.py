@@ -59,6 +59,12 @@ class Admission(msgspec.Struct, frozen=True):
         """Whether a node knows the secret of this server's claim, where it has one (rule 17j)."""
         return not self.secret or protocol.is_same_mac(hello.proof, protocol.proof_of(self.secret, hello))
 
-    def is_answered(self, nonce: str, proof: protocol.Proof) -> bool:
-        """Whether a visitor knows the secret, which it was challenged to show by this nonce."""
-        return protocol.is_same_mac(proof.mac, protocol.admin_mac(self.secret, nonce))
+    def objection(self, nonce: str, answer: protocol.FromNode) -> str:
+        """Why a visitor that was challenged by this nonce cannot be let in after this answer; empty if it can."""
+        if not isinstance(answer, protocol.Proof):
+            return (
+                "this server is part of a job: it answers only those who prove that they know the secret of its claim"
+            )
+        if not protocol.is_same_mac(answer.mac, protocol.admin_mac(self.secret, nonce)):
+            return "another server was meant: the secret is not that of this server's claim; read the record again"
+        return ""

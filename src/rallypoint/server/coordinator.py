@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -25,6 +24,7 @@ from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousError, RendezvousStateError
 from rallypoint.server import administration, queries
 from rallypoint.server.admission import Admission
+from rallypoint.server.caller import Caller
 from rallypoint.server.effects import Effects, Happening, ToRecord
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Input, Runs, Turn
@@ -34,38 +34,6 @@ __all__ = ["Coordinator", "Effects", "Happening", "ToRecord"]
 DEFAULTS = Limits()
 RECORD_AWAITED_S = 2.0
 """From when on a node that waits is told that the record is awaited."""
-
-
-@dataclass
-class _Caller:
-    """One connection: nobody until it has said hello."""
-
-    opened: float
-    reader: protocol.Reader
-    hello: protocol.Hello | None = None
-    nonce: str = ""
-    """A visitor was challenged by it, and has not proven yet that it knows the secret (rule 17j)."""
-    frame: bytes = b""
-    """The last announcement that needed no answer, as it came, and the run as it was then."""
-    known: Run | None = None
-    holds: bool = False
-    waits: bool = False
-    takes_part: bool = False
-    """Whether it has said anything as a node; one that has only connected is not waited for by a server that leaves."""
-    answered: float = 0.0
-    greeted: bool = False
-    """Whether the server has said anything on this connection."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        assert self.hello is not None, "only who said hello has a name"
-        return self.hello.run_id, self.hello.node_id
-
-    def opening(self) -> bytes:
-        """What goes before the first message to it."""
-        opening = b"" if self.greeted else protocol.MAGIC
-        self.greeted = True
-        return opening
 
 
 class Coordinator:
@@ -120,7 +88,7 @@ class Coordinator:
         self._predecessor = predecessor
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, Caller] = {}
         self._silent: dict[int, float] = {}
         self._lines: dict[tuple[str, str], int] = {}
         self._to_answer: list[int] = []
@@ -132,7 +100,7 @@ class Coordinator:
     def opened(self, caller: int, monotonic: float) -> Effects:
         """Somebody connected."""
         now, effects = self._look(monotonic), Effects()
-        self._callers[caller] = _Caller(now, protocol.Reader(self.limits.frame))
+        self._callers[caller] = Caller(now, protocol.Reader(self.limits.frame))
         self._silent[caller] = now
         if len(self._callers) > self.limits.connections:
             self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
@@ -248,7 +216,7 @@ class Coordinator:
 
     # What callers say ---------------------------------------------------------------------------------------------
 
-    def _take(self, caller: int, known: _Caller, body: bytes, now: float, effects: Effects) -> None:
+    def _take(self, caller: int, known: Caller, body: bytes, now: float, effects: Effects) -> None:
         message = protocol.read(body, protocol.FROM_NODE)
         if known.nonce:
             self._hear_proof(caller, known, message, effects)
@@ -276,11 +244,11 @@ class Coordinator:
         else:
             self._asked(caller, known, message, now, effects)
 
-    def _is_known(self, known: _Caller) -> bool:
+    def _is_known(self, known: Caller) -> bool:
         hosted = self.runs.known.get(known.key[0]) if known.hello is not None else None
         return hosted is not None and hosted.run is known.known
 
-    def _stand_in(self, known: _Caller, now: float) -> bytes:
+    def _stand_in(self, known: Caller, now: float) -> bytes:
         """What stands for an answer where there is none: a pong, or to a node that waits, that the record is awaited."""
         hosted = self.runs.known.get(known.key[0])
         since = hosted.written_since if hosted is not None and known.waits else None
@@ -293,7 +261,7 @@ class Coordinator:
         )
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
-    def _greet(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
+    def _greet(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
         """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
         admission = self._admission
         if known.hello is not None:
@@ -309,20 +277,16 @@ class Coordinator:
         else:
             self._welcome(caller, known, hello, effects)
 
-    def _hear_proof(self, caller: int, known: _Caller, message: protocol.FromNode, effects: Effects) -> None:
+    def _hear_proof(self, caller: int, known: Caller, message: protocol.FromNode, effects: Effects) -> None:
         """What a challenged visitor says: nothing else is heard before it has proven that it knows the secret."""
-        if not isinstance(message, protocol.Proof):
-            why = "this server is part of a job: it answers only those who prove that they know the secret of its claim"
-            self._turn_away(caller, why, effects)
-        elif not self._admission.is_answered(known.nonce, message):
-            why = "another server was meant: the secret is not that of this server's claim; read the record again"
-            self._turn_away(caller, why, effects)
-        else:
-            assert known.hello is not None, "a challenge answers a hello"
-            known.nonce = ""
-            self._welcome(caller, known, known.hello, effects)
+        if objection := self._admission.objection(known.nonce, message):
+            self._turn_away(caller, objection, effects)
+            return
+        assert known.hello is not None, "a challenge answers a hello"
+        known.nonce = ""
+        self._welcome(caller, known, known.hello, effects)
 
-    def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
+    def _welcome(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
         known.hello = hello
         self._silent.pop(caller, None)
         if hello.node_id:
@@ -379,7 +343,7 @@ class Coordinator:
         known = self._callers[other].hello
         return known is None or hello.connection > known.connection
 
-    def _beat(self, caller: int, known: _Caller, now: float) -> None:
+    def _beat(self, caller: int, known: Caller, now: float) -> None:
         run_id, node_id = known.key
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
@@ -394,7 +358,7 @@ class Coordinator:
                 self._send(caller, self._stand_in(self._callers[caller], now), effects)
         self._to_answer.clear()
 
-    def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:
+    def _node_said(self, caller: int, known: Caller, message: Message, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
         speaks_for = _speaker(message)
         if not node_id or speaks_for != node_id:
@@ -417,7 +381,7 @@ class Coordinator:
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
             hosted.authority = Authority(run, hosted.authority.life)
 
-    def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
+    def _asked(self, caller: int, known: Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)
