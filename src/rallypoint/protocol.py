@@ -1,7 +1,7 @@
 """The wire protocol, sans-IO: frames of JSON with their length in front.
 
-A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  Then
-come the core's own messages in either direction (a heartbeat is a node's announcement, said again) and questions with
+A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  A server
+with a secret answers a visitor with a `Challenge` first, and welcomes it after the right `Proof` (rule 17j).  Then the core's own messages in either direction (a heartbeat is a node's announcement, said again) and questions with
 numbered answers.  What is not understood ends that connection with a reason, and no other.
 """
 
@@ -70,6 +70,12 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     topology: str = ""
 
 
+class Proof(msgspec.Struct, frozen=True, tag="proof"):
+    """A visitor's answer to a challenge: it knows the secret of the claim."""
+
+    mac: Token
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """A node that has connected and not joined yet asks whether the server is there; a pong answers."""
 
@@ -124,6 +130,12 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: Round = 0
     claim_id: Token = ""
     in_doubt: bool = False
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    """The server has a secret: a visitor is to show that it knows it.  The nonce is of this connection only."""
+
+    nonce: Token
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
@@ -186,9 +198,10 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
 
 Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict
 Answer = Peers | Runs | Status | Done
-FromNode = Hello | Ping | Joined | Announced | Left | CloseAsked | Ask
+FromNode = Hello | Proof | Ping | Joined | Announced | Left | CloseAsked | Ask
 FromServer = (
-    Welcome
+    Challenge
+    | Welcome
     | Goodbye
     | Pong
     | Placed
@@ -219,8 +232,21 @@ def framed(body: bytes) -> bytes:
 
 def proof_of(secret: str, hello: Hello) -> str:
     """What shows that a node knows the secret of the claim that it connects to, without telling it (rule 17j)."""
-    named = msgspec.json.encode((hello.run_id, hello.node_id, hello.connection, hello.process))
-    return hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()
+    return _mac(secret, (hello.run_id, hello.node_id, hello.connection, hello.process))
+
+
+def admin_mac(secret: str, nonce: str) -> str:
+    """What shows that a visitor knows the secret of the claim, on the connection with this nonce (rule 17j)."""
+    return _mac(secret, ("admin", nonce))
+
+
+def _mac(secret: str, named: tuple[str | int, ...]) -> str:
+    return hmac.new(secret.encode(), msgspec.json.encode(named), hashlib.sha256).hexdigest()
+
+
+def is_same_mac(given: str, right: str) -> bool:
+    """Whether two are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(given.encode(), right.encode())
 
 
 class Reader:

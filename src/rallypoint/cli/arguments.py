@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rallypoint.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from rallypoint.cli.etcd_visitor import EtcdVisitor
     from rallypoint.client.admin import Visitor
+    from rallypoint.location.admin import RegisterVisitor
 
 DEFAULT_PORT = 29400
 
@@ -61,13 +61,13 @@ def declare_endpoint(parser: argparse.ArgumentParser) -> None:
         for_etcd.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=help_text)
 
 
-def visit(given: argparse.Namespace) -> Visitor | EtcdVisitor:
+def visit(given: argparse.Namespace) -> Visitor | RegisterVisitor:
     """A connection to the server or the etcd that was named."""
     config = {name: value for name in _FOR_ETCD if (value := getattr(given, name)) is not None}
     if isinstance(given.endpoint, str):
-        from rallypoint.cli.etcd_visitor import EtcdVisitor
+        from rallypoint.cli.etcd_visitor import visit_etcd
 
-        return EtcdVisitor(given.endpoint, config)
+        return visit_etcd(given.endpoint, config)
     from rallypoint.client.admin import Visitor
 
     host, port = given.endpoint

@@ -1,67 +1,58 @@
-"""A visitor of runs that live in etcd: the same questions as to a server, answered from what lies there."""
+"""Runs whose records lie in etcd, for the commands: where they are, and a visitor of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from rallypoint.client.admin import PATIENCE_S, NotDoneError
 from rallypoint.elastic.etcd_v3_client import OPTIONS, PREFIX, in_rendezvous_words, open_client
 from rallypoint.elastic.options import read_options
 from rallypoint.errors import RendezvousError
-from rallypoint.etcd import inspect
-from rallypoint.protocol import PAGE_SIZE, Runs, Status
+from rallypoint.etcd_client import EtcdClient
+from rallypoint.location.admin import RegisterVisitor
+from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 
 
-class EtcdVisitor:
-    """A client of etcd that belongs to no node.  Each answer may take `PATIENCE_S`."""
+class EtcdRecords:
+    """The records of all runs under a prefix."""
 
-    def __init__(self, endpoint: str, config: Mapping[str, object]) -> None:
-        try:
-            options = read_options("etcd-v3", config, OPTIONS)
-            self._client = open_client(endpoint, options, timeout_s=PATIENCE_S)
-        except ValueError as exc:
-            raise RendezvousError(str(exc)) from exc
-        self._prefix: str = options[PREFIX]
-        self.where = f"etcd://{','.join(self._client.endpoints)}{self._prefix}"
+    def __init__(self, client: EtcdClient, prefix: str) -> None:
+        self.where = f"etcd://{','.join(client.endpoints)}{prefix}"
+        self._client = client
+        self._prefix = prefix
 
-    def __enter__(self) -> EtcdVisitor:
-        return self
+    def names(self) -> list[str]:
+        """The ids of the runs that have a record."""
+        keys = RecordKeys(self._prefix, "")
+        with in_rendezvous_words():
+            pages = self._client.pages(keys.runs, prefix=True, keys_only=True)
+            found = [keys.run_id_of(kv.key) for page in pages for kv in page.kvs]
+        return [run_id for run_id in found if run_id is not None]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def read(self, run_id: str) -> bytes | None:
+        """A run's record; None where it has none.  A NotDoneError where there is a run of version 0.1."""
+        keys = RecordKeys(self._prefix, run_id)
+        with in_rendezvous_words():
+            found = self._client.get(keys.record)
+            is_old = found is None and any(self._client.get(key) for key in (keys.old_leader, keys.old_board))
+        if is_old:
+            raise NotDoneError(
+                f"run {run_id!r} at {self.where} has keys of Rallypoint 0.1 and no record: nodes of that release use it, "
+                f"and no other release can serve or administer it; run the same release everywhere, or wait until the keys "
+                f"expire with their leases"
+            )
+        return found.value if found is not None else None
+
+    def close(self) -> None:
+        """Nothing more is read."""
         self._client.close()
 
-    def runs(self) -> Runs:
-        """Which runs there are."""
-        with in_rendezvous_words():
-            lines = inspect.list_runs(self._client, self._prefix)
-        return Runs(0, len(lines), tuple(lines[:PAGE_SIZE]))
 
-    def status(self, run_id: str) -> Status:
-        """Where a run stands."""
-        with in_rendezvous_words():
-            report = inspect.read_run(self._client, self._prefix, run_id)
-        if report is None:
-            raise NotDoneError(f"there is no run {run_id!r} at {self.where}")
-        return Status(0, report.run, report.bounds, report.nodes[:PAGE_SIZE])
-
-    def close_run(self, run_id: str, why: str = "") -> None:
-        """Close a run for everybody."""
-        with in_rendezvous_words():
-            closed = inspect.close_run(self._client, self._prefix, run_id, why, PATIENCE_S)
-        if not closed:
-            self.status(run_id)  # it may be that there is none
-            raise NotDoneError(
-                f"none of the nodes of run {run_id!r} at {self.where} closed it within {PATIENCE_S:.0f} s: the one that "
-                f"leads it may have died just now, or none is left; ask again in a moment"
-            )
-
-    def evict(self, run_id: str, node: str) -> None:
-        """Give a node up, by its name or id."""
-        self.status(run_id)
-        with in_rendezvous_words():
-            evicted = inspect.evict(self._client, self._prefix, run_id, node)
-        if not evicted:
-            raise NotDoneError(f"there is no node {node!r} in run {run_id!r} at {self.where}")
+def visit_etcd(endpoint: str, config: Mapping[str, object]) -> RegisterVisitor:
+    """A visitor of the runs in etcd; each answer may take `PATIENCE_S`."""
+    try:
+        options = read_options("etcd-v3", config, OPTIONS)
+        client = open_client(endpoint, options, timeout_s=PATIENCE_S)
+    except ValueError as exc:
+        raise RendezvousError(str(exc)) from exc
+    return RegisterVisitor(EtcdRecords(client, options[PREFIX]))

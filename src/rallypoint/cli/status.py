@@ -16,8 +16,6 @@ from rallypoint.errors import RendezvousError
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from rallypoint.cli.etcd_visitor import EtcdVisitor
-    from rallypoint.client.admin import Visitor
     from rallypoint.protocol import Status
 
 HELP = "show where a run stands and who is in it; all runs, where none is named"
@@ -51,18 +49,7 @@ def _ask(given: argparse.Namespace) -> list[Status]:
     with visit(given) as visitor:
         if given.run_id:
             return [visitor.status(given.run_id)]
-        found = (_status(visitor, line.run_id) for line in visitor.runs().runs)
-        return [status for status in found if status is not None]
-
-
-def _status(visitor: Visitor | EtcdVisitor, run_id: str) -> Status | None:
-    """Where a run stands; None where it ended between the two questions."""
-    from rallypoint.client.admin import NotDoneError
-
-    try:
-        return visitor.status(run_id)
-    except NotDoneError:
-        return None
+        return visitor.statuses()
 
 
 # Watching -------------------------------------------------------------------------------------------------------------

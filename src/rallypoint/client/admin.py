@@ -27,19 +27,35 @@ class NotDoneError(RendezvousError):
 
 
 class Visitor:
-    """A connection that belongs to no node.  Connecting and each answer may take `patience_s`."""
+    """A connection that belongs to no node.  Each answer may take `patience_s`, connecting as long or `connect_s`.
 
-    def __init__(self, host: str, port: int, patience_s: float = PATIENCE_S) -> None:
+    `secret` is that of the claim of an elected server, from its register; a server at a fixed address has none.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        patience_s: float = PATIENCE_S,
+        secret: str = "",
+        *,
+        connect_s: float | None = None,
+    ) -> None:
         self.where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._patience_s = patience_s
+        self._secret = secret
+        self._is_welcome = False
         self._reader = protocol.Reader(FRAME_LIMIT)
         self._heard: deque[protocol.FromServer] = deque()
         self._asked = 0
-        self._socket = self._connect(host, port)
+        self._socket = self._connect(host, port, patience_s if connect_s is None else connect_s)
         try:
             self._say(protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
             # Nothing is asked before the welcome: what arrives after a goodbye would make the kernel discard it.
-            self._hear(protocol.Welcome)
+            greeting = self._hear(protocol.Welcome, protocol.Challenge)
+            if isinstance(greeting, protocol.Challenge):
+                self._prove(greeting)
+            self._is_welcome = True
         except BaseException:
             self._socket.close()
             raise
@@ -60,6 +76,10 @@ class Visitor:
         """Where a run stands."""
         return self._ask(protocol.AskStatus(self._next(), run_id), protocol.Status)
 
+    def statuses(self) -> list[protocol.Status]:
+        """Where every run stands, of the first by name."""
+        return [status for line in self.runs().runs if (status := self._status_if_any(line.run_id)) is not None]
+
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
         self._ask(protocol.AskClose(self._next(), run_id, why), protocol.Done)
@@ -70,16 +90,31 @@ class Visitor:
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _connect(self, host: str, port: int) -> socket.socket:
+    def _status_if_any(self, run_id: str) -> protocol.Status | None:
+        """Where a run stands; None where it ended between the two questions."""
         try:
-            return socket.create_connection((host, port), self._patience_s)
+            return self.status(run_id)
+        except NotDoneError:
+            return None
+
+    def _connect(self, host: str, port: int, connect_s: float) -> socket.socket:
+        try:
+            return socket.create_connection((host, port), connect_s)
         except TimeoutError:
-            why = f"nothing answered within {self._patience_s:.0f} s"
-        except OSError as exc:
-            why = exc.strerror or str(exc)
-        raise RendezvousConnectionError(
-            f"{self.where} cannot be reached: {why}; is `rallypoint serve` running there, and does its port let you in?"
-        )
+            why = f"nothing answered within {connect_s:.2g} s"
+        except (OSError, UnicodeError) as exc:
+            why = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+        advice = "; is `rallypoint serve` running there, and does its port let you in?"
+        raise RendezvousConnectionError(f"{self.where} cannot be reached: {why}{'' if self._secret else advice}")
+
+    def _prove(self, challenge: protocol.Challenge) -> None:
+        if not self._secret:
+            raise RendezvousConnectionError(
+                f"the server at {self.where} is part of a job: it answers only those who know the secret of its claim; "
+                f"name the register by which its nodes find it, as --endpoint etcd://HOST:PORT"
+            )
+        self._say(protocol.frame(protocol.Proof(protocol.admin_mac(self._secret, challenge.nonce))))
+        self._hear(protocol.Welcome)
 
     def _next(self) -> int:
         self._asked += 1
@@ -133,12 +168,19 @@ class Visitor:
             raise RendezvousConnectionError(f"what listens at {self.where} is something else: {exc}") from exc
 
     def _silence(self) -> RendezvousConnectionError:
+        if self._is_welcome:
+            return RendezvousConnectionError(
+                f"the server at {self.where} did not answer within {self._patience_s:.2g} s: it may hang, or wait for what "
+                f"it has decided to be recorded"
+            )
         return RendezvousConnectionError(
-            f"{self.where} took the connection and then said nothing for {self._patience_s:.0f} s: it may be something "
+            f"{self.where} took the connection and then said nothing for {self._patience_s:.2g} s: it may be something "
             f"else, such as a web server or torch's TCPStore, or a server that hangs"
         )
 
     def _hung_up(self) -> RendezvousConnectionError:
+        if self._is_welcome:
+            return RendezvousConnectionError(f"the server at {self.where} ended before it answered")
         return RendezvousConnectionError(
             f"{self.where} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "
             f"server that is just ending"

@@ -193,6 +193,8 @@ class Session:
             self._served_by(message.serving, now)
         elif isinstance(message, (protocol.Peers, protocol.Runs, protocol.Status, protocol.Done)):
             self._answered(message)
+        elif isinstance(message, protocol.Challenge):
+            raise RendezvousStateError("the server challenges a node, as it should a visitor only")
         else:
             self.view = core.hear(self.view, message)
             if isinstance(message, Placed):

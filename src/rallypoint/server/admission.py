@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 
 import msgspec
@@ -17,7 +16,7 @@ class Admission(msgspec.Struct, frozen=True):
     """The rules of one server.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
-    whether it takes callers that are not nodes.  An elected server has a `secret`.
+    whether it takes callers that are not nodes.  An elected server has a `secret`: it takes visitors that prove it.
     """
 
     limits: Limits
@@ -34,7 +33,7 @@ class Admission(msgspec.Struct, frozen=True):
             )
         if bool(hello.run_id) != bool(hello.node_id):
             return "a node names its run and itself"
-        if not hello.node_id and not self.visitors:
+        if not hello.node_id and not self.visitors and not self.secret:
             return "this server is part of a job: it offers no listing and no administration"
         if self.only_run and hello.run_id and hello.run_id != self.only_run:
             return (
@@ -57,5 +56,15 @@ class Admission(msgspec.Struct, frozen=True):
         return open_runs >= self.limits.runs or len(runs) >= 2 * self.limits.runs
 
     def is_proven(self, hello: protocol.Hello) -> bool:
-        """Whether a caller knows the secret of this server's claim, where it has one (rule 17j)."""
-        return not self.secret or hmac.compare_digest(hello.proof, protocol.proof_of(self.secret, hello))
+        """Whether a node knows the secret of this server's claim, where it has one (rule 17j)."""
+        return not self.secret or protocol.is_same_mac(hello.proof, protocol.proof_of(self.secret, hello))
+
+    def objection(self, nonce: str, answer: protocol.FromNode) -> str:
+        """Why a visitor that was challenged by this nonce cannot be let in after this answer; empty if it can."""
+        if not isinstance(answer, protocol.Proof):
+            return (
+                "this server is part of a job: it answers only those who prove that they know the secret of its claim"
+            )
+        if not protocol.is_same_mac(answer.mac, protocol.admin_mac(self.secret, nonce)):
+            return "another server was meant: the secret is not that of this server's claim; read the record again"
+        return ""

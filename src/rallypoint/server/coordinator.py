@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -25,6 +24,7 @@ from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousError, RendezvousStateError
 from rallypoint.server import administration, queries
 from rallypoint.server.admission import Admission
+from rallypoint.server.caller import Caller
 from rallypoint.server.effects import Effects, Happening, ToRecord
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Input, Runs, Turn
@@ -34,28 +34,6 @@ __all__ = ["Coordinator", "Effects", "Happening", "ToRecord"]
 DEFAULTS = Limits()
 RECORD_AWAITED_S = 2.0
 """From when on a node that waits is told that the record is awaited."""
-
-
-@dataclass
-class _Caller:
-    """One connection: nobody until it has said hello."""
-
-    opened: float
-    reader: protocol.Reader
-    hello: protocol.Hello | None = None
-    frame: bytes = b""
-    """The last announcement that needed no answer, as it came, and the run as it was then."""
-    known: Run | None = None
-    holds: bool = False
-    waits: bool = False
-    takes_part: bool = False
-    """Whether it has said anything as a node; one that has only connected is not waited for by a server that leaves."""
-    answered: float = 0.0
-
-    @property
-    def key(self) -> tuple[str, str]:
-        assert self.hello is not None, "only who said hello has a name"
-        return self.hello.run_id, self.hello.node_id
 
 
 class Coordinator:
@@ -104,12 +82,13 @@ class Coordinator:
         self.met = False
         """Whether a node of another process was welcomed."""
         self._admission = Admission(limits, only_run, visitors, secret)
+        self._mint = mint
         self._pause_s = pause_s
         self._own_place = own_place
         self._predecessor = predecessor
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, Caller] = {}
         self._silent: dict[int, float] = {}
         self._lines: dict[tuple[str, str], int] = {}
         self._to_answer: list[int] = []
@@ -121,7 +100,7 @@ class Coordinator:
     def opened(self, caller: int, monotonic: float) -> Effects:
         """Somebody connected."""
         now, effects = self._look(monotonic), Effects()
-        self._callers[caller] = _Caller(now, protocol.Reader(self.limits.frame))
+        self._callers[caller] = Caller(now, protocol.Reader(self.limits.frame))
         self._silent[caller] = now
         if len(self._callers) > self.limits.connections:
             self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
@@ -149,7 +128,7 @@ class Coordinator:
                 if caller not in self._callers:
                     break
         except RendezvousStateError as exc:
-            self._turn_away(caller, str(exc), effects, final=True)
+            self._turn_away(caller, str(exc), effects, final=not known.nonce)
         return effects
 
     def ended(self, caller: int, monotonic: float) -> Effects:
@@ -210,8 +189,7 @@ class Coordinator:
         """Another process serves from now on: every caller is told so and sent on (rule 17d)."""
         effects = Effects()
         for caller, known in self._callers.items():
-            opening = protocol.MAGIC if known.hello is None else b""
-            self._send(caller, opening + protocol.frame(protocol.Goodbye(why)), effects)
+            self._send(caller, known.opening() + protocol.frame(protocol.Goodbye(why)), effects)
             effects.hang_ups.append((caller, why))
         self._callers.clear()
         self._lines.clear()
@@ -238,12 +216,16 @@ class Coordinator:
 
     # What callers say ---------------------------------------------------------------------------------------------
 
-    def _take(self, caller: int, known: _Caller, body: bytes, now: float, effects: Effects) -> None:
+    def _take(self, caller: int, known: Caller, body: bytes, now: float, effects: Effects) -> None:
         message = protocol.read(body, protocol.FROM_NODE)
-        if isinstance(message, protocol.Hello):
-            self._welcome(caller, known, message, effects)
+        if known.nonce:
+            self._hear_proof(caller, known, message, effects)
+        elif isinstance(message, protocol.Hello):
+            self._greet(caller, known, message, effects)
         elif known.hello is None:
             self._turn_away(caller, "a connection opens with a hello", effects, final=True)
+        elif isinstance(message, protocol.Proof):
+            self._turn_away(caller, "a proof answers a challenge, and none was made", effects, final=True)
         elif isinstance(message, protocol.Ping):
             self._send(caller, self._pong(known.key[0]), effects)
         elif isinstance(message, (Joined, Announced, Left, CloseAsked)):
@@ -262,11 +244,11 @@ class Coordinator:
         else:
             self._asked(caller, known, message, now, effects)
 
-    def _is_known(self, known: _Caller) -> bool:
+    def _is_known(self, known: Caller) -> bool:
         hosted = self.runs.known.get(known.key[0]) if known.hello is not None else None
         return hosted is not None and hosted.run is known.known
 
-    def _stand_in(self, known: _Caller, now: float) -> bytes:
+    def _stand_in(self, known: Caller, now: float) -> bytes:
         """What stands for an answer where there is none: a pong, or to a node that waits, that the record is awaited."""
         hosted = self.runs.known.get(known.key[0])
         since = hosted.written_since if hosted is not None and known.waits else None
@@ -279,15 +261,32 @@ class Coordinator:
         )
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
-    def _welcome(self, caller: int, known: _Caller, hello: protocol.Hello, effects: Effects) -> None:
-        refusal = self._admission.refusal(hello, self.runs.known) if known.hello is None else "hello is said once"
-        if refusal:
-            self._turn_away(caller, refusal, effects, final=True)
-            return
-        if not self._admission.is_proven(hello):
+    def _greet(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
+        """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
+        admission = self._admission
+        if known.hello is not None:
+            self._turn_away(caller, "hello is said once", effects, final=True)
+        elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to despair (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
+        elif refusal := admission.refusal(hello, self.runs.known):
+            self._turn_away(caller, refusal, effects, final=True)
+        elif admission.secret and not hello.node_id:
+            known.hello, known.nonce = hello, self._mint()
+            self._send(caller, known.opening() + protocol.frame(protocol.Challenge(known.nonce)), effects)
+        else:
+            self._welcome(caller, known, hello, effects)
+
+    def _hear_proof(self, caller: int, known: Caller, message: protocol.FromNode, effects: Effects) -> None:
+        """What a challenged visitor says: nothing else is heard before it has proven that it knows the secret."""
+        if objection := self._admission.objection(known.nonce, message):
+            self._turn_away(caller, objection, effects)
             return
+        assert known.hello is not None, "a challenge answers a hello"
+        known.nonce = ""
+        self._welcome(caller, known, known.hello, effects)
+
+    def _welcome(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
         known.hello = hello
         self._silent.pop(caller, None)
         if hello.node_id:
@@ -304,12 +303,12 @@ class Coordinator:
         welcome = protocol.Welcome(
             protocol.VERSION,
             self.name,
-            (protocol.STANDALONE,) if self._admission.visitors else (),
+            (protocol.STANDALONE,) if self._admission.visitors and not self.claim_id else (),
             self._serving(hello.run_id),
             seal_id,
             ranks,
         )
-        self._send(caller, protocol.MAGIC + protocol.frame(welcome), effects)
+        self._send(caller, known.opening() + protocol.frame(welcome), effects)
 
     def _meet(self, hello: protocol.Hello, effects: Effects) -> None:
         """Note whether a node is of this server's own process, and what it has heard of other servers."""
@@ -344,7 +343,7 @@ class Coordinator:
         known = self._callers[other].hello
         return known is None or hello.connection > known.connection
 
-    def _beat(self, caller: int, known: _Caller, now: float) -> None:
+    def _beat(self, caller: int, known: Caller, now: float) -> None:
         run_id, node_id = known.key
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
@@ -359,7 +358,7 @@ class Coordinator:
                 self._send(caller, self._stand_in(self._callers[caller], now), effects)
         self._to_answer.clear()
 
-    def _node_said(self, caller: int, known: _Caller, message: Message, now: float, effects: Effects) -> None:
+    def _node_said(self, caller: int, known: Caller, message: Message, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
         speaks_for = _speaker(message)
         if not node_id or speaks_for != node_id:
@@ -382,7 +381,7 @@ class Coordinator:
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
             hosted.authority = Authority(run, hosted.authority.life)
 
-    def _asked(self, caller: int, known: _Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
+    def _asked(self, caller: int, known: Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)
@@ -444,7 +443,7 @@ class Coordinator:
 
     def _turn_away(self, caller: int, why: str, effects: Effects, *, final: bool = False) -> None:
         known = self._callers.get(caller)
-        opening = protocol.MAGIC if known is not None and known.hello is None else b""
+        opening = known.opening() if known is not None else b""
         self._send(caller, opening + protocol.frame(protocol.Goodbye(why, final)), effects)
         effects.hang_ups.append((caller, why))
         self._forget(caller, self._look(self._clock.looked), effects)

@@ -46,12 +46,12 @@ class Service:
         limits: Limits | None = None,
         tell: Callable[[Happening], None] | None = None,
         process: str = "",
-        own_place: tuple[str, tuple[int, ...]] = ("", ()),
-        predecessor: Predecessor | None = None,
         claim_id: str = "",
         secret: str = "",
         pause_s: float = float("inf"),
         restored: Iterable[tuple[Run, int]] = (),
+        own_place: tuple[str, tuple[int, ...]] = ("", ()),
+        predecessor: Predecessor | None = None,
         acted: Callable[[Effects], None] | None = None,
     ) -> None:
         self._state = StateWriter(state) if state is not None else None
