@@ -50,10 +50,11 @@ def test_an_etcd_without_runs(endpoint: str, prefix: str) -> None:
 
 def test_status_and_runs(node: Process, endpoint: str, prefix: str) -> None:
     at = ("--endpoint", endpoint, "--etcd-prefix", prefix)
-    first, header, row = answer("status", "llama", *at).splitlines()
+    first, header, row, messages = answer("status", "llama", *at).splitlines()
     assert first == "run 'llama' (sealed, nodes 1): round 1 runs with 1 node"
     assert header.split() == ["node", "rank", "standing", "address", "id"]
     assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+_[0-9]+", row)
+    assert messages.startswith("the server's messages so far: ")
     header, row = answer("runs", *at).splitlines()
     assert re.fullmatch(r"llama +sealed +1 +1 +round 1 runs with 1 node", row)
     (told,) = answer_json("status", *at)
@@ -70,7 +71,7 @@ def test_close_tells_the_nodes_why(node: Process, endpoint: str, prefix: str) ->
 def test_an_evicted_node_hears_of_it(node: Process, endpoint: str, prefix: str) -> None:
     told = answer("evict", "llama", "node1", "--endpoint", endpoint, "--etcd-prefix", prefix)
     assert told == "node 'node1' was evicted from run 'llama'\n"
-    node.expect("changed: this node was given up: .*")
+    node.expect("changed: node1 is no longer part of round 1: it was given up or left behind")
 
 
 def test_what_is_wrong_is_said_in_a_sentence() -> None:

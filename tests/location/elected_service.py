@@ -16,6 +16,7 @@ from rallypoint.client.background import background
 from rallypoint.core.events import Joined
 from rallypoint.core.model import Bounds, Node
 from rallypoint.core.record import Claim, Record, restored
+from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import listen
 
@@ -43,11 +44,17 @@ def serving(run_id: str, *, secret: str = SECRET) -> Iterator[Record]:
 
     async def start() -> Service:
         assert record.claim is not None
+
+        def acted(effects: Effects) -> None:
+            for each in effects.records:  # nothing but memory, and at once
+                background().loop.call_soon(service.recorded, each.run.run_id)
+
         service = Service(
             only_run=run_id,
             claim_id=record.claim.id,
             secret=secret,
             restored=[(restored(record, time.monotonic(), 0.0), record.epoch)],
+            acted=acted,
         )
         await service.start(listener)
         return service

@@ -219,9 +219,7 @@ def test_a_run_that_nobody_serves(fields: Mapping[str, Any], phase: str, told: s
 def test_a_run_that_has_ended_says_how() -> None:
     record = a_record(RUN, closing=Outcome(Ending.SUCCEEDED, "all members have finished"))
     assert line_of(RegisterVisitor(MemoryRecords(record)).status(RUN)).phase == "closed"
-    assert situation(record) == (
-        "closed as succeeded: all members have finished (this is the record of epoch 7: no process serves this run)"
-    )
+    assert situation(record) == ("closed as succeeded: all members have finished")
 
 
 def test_nothing_is_changed_where_nobody_answers() -> None:

@@ -39,7 +39,8 @@ def _situation(record: Record, trouble: str) -> str:
     source = f"the record of epoch {record.epoch}"
     if record.closing is not None:
         ended = f"closed as {record.closing.ending.value}: {record.closing.why}"
-        return f"{ended} (this is {source}: {trouble})"
+        # A run that has ended needs no server, and there is no more to know.
+        return ended if record.claim is None else f"{ended} (this is {source}: {trouble})"
     return (
         f"{trouble}; this is {source}: {_world(record)}; if nodes of this run are left, one of them takes over within "
         f"seconds"
