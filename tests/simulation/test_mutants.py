@@ -126,14 +126,14 @@ MUTANTS = [
     Mutant(
         "a guard that does not change with the claim",
         "location/registers/memory.py",
-        "if token != (None if self._value is None else self._version):\n                return None",
+        "if token != self._token:\n                return None",
         "if (token is None) != (self._value is None):\n                return None",
     ),
     Mutant(
         "an unguarded removal of a claim",
         "location/registers/memory.py",
-        "if token != (None if self._value is None else self._version):\n                return None",
-        "if token != (None if self._value is None else self._version) and b'\"claim\"' in value:\n                return None",
+        "if token != self._token:\n                return None",
+        "if token != self._token and b'\"claim\"' in value:\n                return None",
     ),
     Mutant(
         "a lease as proof",
