@@ -321,7 +321,9 @@ class Link:
         self._do(lambda: self._session.told_ended(how))
 
     def refuse(self, why: str) -> None:
-        """There is no use in looking for the server."""
+        """There is no use in looking for the server; a node that is connected to one need not."""
+        if self._transport is not None:
+            return
         self._session.goodbye = protocol.Goodbye(why, final=True)
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
         if self._task is not None and self.refusal is not None:

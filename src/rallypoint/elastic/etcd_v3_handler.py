@@ -87,6 +87,7 @@ def create_member(
     call_s = min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2)
     client = open_client(params.endpoint, options, timeout_s=call_s)
     prefix, run_id = options[PREFIX], params.run_id
+    address = params.local_addr or address_among(client.endpoints)
     run_ttl_s = max(math.ceil(2 * settings.outage_grace_s), SHORTEST_RUN_TTL_S)
 
     def open_register(serves_on: Callable[[], bool]) -> EtcdV3Register:
@@ -96,7 +97,7 @@ def create_member(
         return Driver(
             run_id,
             open_register,
-            address=params.local_addr or address_among(client.endpoints),
+            address=address,
             ports=options[SERVER_PORT],
             rest_s=ttl_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,

@@ -103,7 +103,7 @@ class Driver:
         self._found = asyncio.Event()
         self._done = asyncio.Event()
         self._unneeded = asyncio.Event()
-        self._is_closed = False
+        self._is_ending = self._is_closed = False
         self._election = Election(
             run_id,
             self._candidate,
@@ -157,11 +157,14 @@ class Driver:
         if seeker in self.users and len(self.users) > 1:
             self.users.remove(seeker)
             return True
+        self._is_ending = True
         if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
             self._unneeded.clear()
             in_time = await _within(self._unneeded.wait(), timeout_s)
         self._hand_over()
-        handed_over = await _within(self._done.wait(), max(deadline - time.monotonic(), HAND_OVER_S))
+        # Where the register is away there is nothing to be waited for: the others will find this address refused.
+        left_s = deadline - time.monotonic() if self._is_reached else 0.0
+        handed_over = await _within(self._done.wait(), max(left_s, HAND_OVER_S))
         if seeker in self.users:
             self.users.remove(seeker)
         await self._close()
@@ -169,8 +172,8 @@ class Driver:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and a new one is needed."""
-        return self._is_closed
+        """Whether it ends or has ended: the next node of this process needs another one."""
+        return self._is_ending
 
     def serves_on(self) -> bool:
         """Whether the loop has run lately; from any thread (rule 17e)."""
