@@ -724,8 +724,22 @@ def test_without_a_world_in_the_record_nobody_is_awaited() -> None:
     assert stage.world.round == 5
 
 
-def test_a_claim_has_set_the_bounds_and_the_first_node_to_come_does_not() -> None:
-    """Rules 1 and 17a: the write that claims mints the incarnation and the bounds."""
+@pytest.mark.parametrize(
+    "before", [{"round": 0}, {"last": EndedIncarnation("older", Ending.SUCCEEDED, "all members have finished")}]
+)
+def test_the_first_node_that_joins_sets_the_bounds_and_not_the_one_that_claimed(before: dict[str, Any]) -> None:
+    """Rules 1 and 17a: a process may claim for a node that never joins."""
+    stage = started(a_record(claim=CLAIM, **before))
+    stage.bounds = Bounds(2, 2)
+    stage.join("x")
+    assert (stage.run.incarnation, stage.run.bounds) == ("old", Bounds(2, 2))
+    stage.bounds = Bounds(2, 3)
+    stage.join("a")
+    assert "was founded for 2 nodes" in stage.answer("a", Refused).why
+
+
+def test_where_the_register_forgot_the_claim_has_set_the_bounds() -> None:
+    """Rules 1 and 17f: members of a world are on their way, and a node that knows nothing must not put them out."""
     stage = started(a_record(claim=CLAIM))
     stage.bounds = Bounds(1, 1)
     stage.join("x")

@@ -37,6 +37,10 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
         # A record may name the incarnation before as one that runs: it must say first that it is over.
         replaces = bool(run.incarnation) and run.phase is Phase.GATHERING
         return msgspec.structs.replace(step, durability=Durability.SEAL_OR_CLOSE) if replaces else step
+    if not run.live and run.world is None and (run.round == 0 or run.last is not None):
+        # A claim has founded it with the bounds of a node that may never join: the first that does sets them (rule 1).
+        # In a higher round of the same incarnation the register forgot, and members of its world are on their way.
+        run = change(run, bounds=said.bounds, settings=said.settings)
     return _admit(run, said, now)
 
 

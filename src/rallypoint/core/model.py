@@ -262,7 +262,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     While recovering, `heard` holds, by rank, what is known of the highest world, `recorded` is the world that a record
     names, and `predecessor` the ranks that went with the process that served before.  `last` is how the incarnation
-    before this one ended.  `founded` says that a claim has set the bounds, so that the first node to come does not.
+    before this one ended.  `founded` says that a claim has named the incarnation, so that the first node to come does not.
     `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
     """
 
