@@ -1,4 +1,4 @@
-"""Every test of the leader hosting has a stage that ends its processes, and where it does no harm a cluster that is shared."""
+"""Every test here has a stage that ends its processes, and where it does no harm a cluster that is shared."""
 
 from __future__ import annotations
 

@@ -5,32 +5,30 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from rallypoint.etcd import estate
-from rallypoint.etcd.board import Board, decode_board
-from rallypoint.etcd.keys import Keys
-from rallypoint.etcd.leading import Word
+from rallypoint.core.record import Record, decode
 from rallypoint.etcd_client import Change, EtcdClient, KeyValue, User
+from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from tests.etcd.servers import Cluster
 from tests.etcd.servers import Member as EtcdServer
 from tests.faults.harness import Actor, Node, Stage
 from tests.faults.harness import by_rank as nodes_by_rank
 from tests.waiting import until
 
-__all__ = [
-    "PREFIX",
-    "EtcdNode",
-    "EtcdStage",
-    "Observer",
-    "by_rank",
-    "first",
-    "leader_of",
-    "observing",
-    "undisturbed",
-]
-
 PREFIX = "/test"
+LEASE_TTL_S = 2
+"""The shortest that etcd grants."""
+OPTIONS: dict[str, Any] = {
+    "etcd_prefix": PREFIX,
+    "heartbeat_interval": 0.3,
+    "heartbeat_timeout": 3.0,
+    "lease_ttl": LEASE_TTL_S,
+    "last_call_timeout": 0.3,
+    "join_timeout": 40.0,
+    "close_timeout": 30.0,
+}
 
 
 class EtcdNode(Node):
@@ -40,36 +38,41 @@ class EtcdNode(Node):
         Actor.__init__(self, "tests.etcd_v3.node", before=before)
         self.name = name
 
-    def join(self, endpoint: str, nodes: str | int, run: str = "run", **options: Any) -> None:
-        """Join; unless told otherwise with a lease of two seconds."""
-        self.order("join", endpoint=endpoint, run=run, nodes=str(nodes), options={"node_name": self.name, **options})
+    def join(self, endpoint: str, nodes: str | int, run: str = "run", *, do: str = "join", **options: Any) -> None:
+        """Join; unless told otherwise with a claim's lease of two seconds."""
+        given = {**OPTIONS, "node_name": self.name, **options}
+        self.order(do, endpoint=endpoint, run=run, nodes=str(nodes), options=given)
 
     def standing(self) -> dict[str, Any]:
         return self.ask("standing", "standing")
 
-    def way(self) -> dict[str, Any]:
-        """Which member of etcd it asks, and how often it has fetched a token."""
-        return self.ask("way", "way")
+    @property
+    def round(self) -> int:
+        """The round that it was placed in last."""
+        return int(self.heard("placed")[-1]["round"])
 
     def undisturbed(self) -> None:
-        """It has been told nothing, and holds its world."""
-        assert self.standing()["state"] == "HOLDS", self.account()
+        """It reaches its server, has been told nothing, and holds its world."""
+        self.ask("reach", "reached")
+        standing = self.standing()
+        assert standing["state"] == "HOLDS", self.account()
         assert self.heard("changed") == [], self.account()
 
 
-def renewed(nodes: Sequence[EtcdNode]) -> None:
-    """Wait until the lease of each node has been renewed once more."""
-    for node in nodes:
-        node.order("lease")
-    for node in nodes:
-        assert node.expect("renewed")["gained"], node.account()
-
-
 def undisturbed(nodes: Sequence[EtcdNode]) -> None:
-    """The lease of each node has been renewed since, and nobody was told anything."""
-    renewed(nodes)
+    """Each node reaches its server, and nobody was told anything."""
     for node in nodes:
         node.undisturbed()
+
+
+def says(node: EtcdNode, words: str) -> bool:
+    """Whether a node that waits says these words about it."""
+    return words in node.ask("why", "why")["why"]
+
+
+def others(nodes: Sequence[EtcdNode], *but: EtcdNode) -> list[EtcdNode]:
+    """All of these nodes but some."""
+    return [node for node in nodes if node not in but]
 
 
 class EtcdStage(Stage):
@@ -92,86 +95,98 @@ def by_rank(nodes: Sequence[EtcdNode], **wanted: Any) -> list[EtcdNode]:
     return sorted(nodes, key=lambda node: ranks[node.name])
 
 
+def form(
+    stage: EtcdStage, endpoints: str, run: str, *names: str, nodes: str | int, **options: Any
+) -> list[EtcdNode]:
+    """A world of these nodes, by rank; where more could come they are waited for, and do not."""
+    made = stage.nodes(*names)
+    for node in made:
+        node.join(endpoints, nodes, run, **options)
+    return by_rank(made, round=1, size=len(names))
+
+
+def regroup(nodes: Sequence[EtcdNode], *new: EtcdNode, round: int) -> list[EtcdNode]:  # noqa: A002
+    """Each of these is told that its world is over, and joins again: a world of all of them, by rank."""
+    for node in nodes:
+        node.changed()
+        until(partial(is_to_regroup, node), "it is to join again, once it has found its server")
+        node.again()
+    return by_rank([*nodes, *new], round=round)
+
+
+def is_to_regroup(node: EtcdNode) -> bool:
+    """What an elastic agent asks; where the server is away it is told to wait (rule 6b)."""
+    return node.waiting() == 1
+
+
 class Observer:
     """Somebody who takes no part in a run and looks at what is in etcd."""
 
     def __init__(self, endpoints: str, run: str, user: User | None = None) -> None:
         self.client = EtcdClient(endpoints, timeout_s=30.0, user=user)
-        self.keys = Keys(PREFIX, run)
+        self.keys = RecordKeys(PREFIX, run)
         self.run = run
-        self.since = 1
 
-    def board(self) -> Board | None:
-        found = self.client.get(self.keys.board)
-        return None if found is None else decode_board(found.value, self.run)
+    def record(self) -> Record | None:
+        found = self.client.get(self.keys.record)
+        return None if found is None else decode(found.value)
 
-    def leader(self) -> str:
-        """The id of the node that leads; empty where nobody does."""
-        found = self.client.get(self.keys.leader)
-        return "" if found is None else found.value.decode()
+    def known(self) -> Record:
+        """The record, which is there."""
+        record = self.record()
+        assert record is not None, "there is a record"
+        return record
 
-    def leading(self, nodes: Sequence[EtcdNode]) -> EtcdNode:
-        """Wait until one of these nodes leads; which."""
-        names = {node.name: node for node in nodes}
-        until(lambda: self.leader().partition(".")[0] in names, f"one of {sorted(names)} leads")
-        return names[self.leader().partition(".")[0]]
+    def claims(self) -> tuple[KeyValue, ...]:
+        """The keys of claims that live."""
+        return self.client.range(self.keys.claims, prefix=True).kvs
+
+    def revision(self) -> int:
+        """That of the whole of etcd."""
+        return self.client.range(self.keys.record).revision
+
+    def server(self, nodes: Sequence[EtcdNode]) -> EtcdNode:
+        """Wait until one of these nodes serves, as it and the record say; which."""
+        found: list[EtcdNode] = []
+
+        def is_known() -> bool:
+            record = self.record()
+            claim_id = record.claim.id if record is not None and record.claim is not None else ""
+            found[:] = [node for node in nodes if claim_id and node.standing()["claim"] == claim_id]
+            return bool(found)
+
+        until(is_known, f"one of {sorted(node.name for node in nodes)} serves")
+        return found[0]
 
     def everything(self) -> tuple[KeyValue, ...]:
         """All keys of the run."""
         return self.client.range(self.keys.run, prefix=True).kvs
-
-    def is_empty(self) -> bool:
-        return not self.everything()
 
     def is_quiet(self, for_s: float) -> bool:
         """Whether nothing of the run changes for so long."""
         with self.client.watch(self.keys.run, prefix=True) as changes:
             return changes.get(timeout_s=for_s) is None
 
-    def words(self) -> int:
-        """How many nodes say something."""
-        return len(self.client.range(self.keys.said, prefix=True, keys_only=True).kvs)
-
-    def word(self, node: EtcdNode) -> Word:
-        """What a node said last; an empty word where it says nothing."""
-        found = self.client.range(self.keys.node(f"{node.name}."), prefix=True).kvs
-        said = estate.saying_of(self.keys, found[0]) if found else None
-        return said if isinstance(said, Word) else Word("", b"", 0, 0)
-
-    def finished(self) -> int:
-        """How many members have finished, as the board has it."""
-        board = self.board()
-        return 0 if board is None else board.finished
-
-    def boards(self) -> list[Board]:
-        """All boards of the run since a revision that nobody compacts."""
-        found: list[Board] = []
-        now = self.client.get(self.keys.board)
-        assert now is not None, "there is a board"
-        with self.client.watch(self.keys.board, revision=self.since) as watch:
-            heard = 0
-            while heard < now.mod_revision:
-                change = watch.get(timeout_s=30.0)
-                assert isinstance(change, Change), change
-                heard = change.revision
-                if not change.is_delete:
-                    found.append(decode_board(change.value, self.run))
-        return found
-
-    def changes(self, since: int) -> Iterator[Change]:
-        """All that has happened to the run's keys from a revision on up to now, in order; nobody has compacted it."""
-        # A last change that is sure to come: a watch does not tell that there is no more.
-        mark = f"{self.keys.runs}marks/{self.run}"
+    def history(self) -> list[tuple[int, Record | None]]:
+        """The record after each change to it, by revisions; None where it was deleted.  Nobody has compacted it."""
+        found: list[tuple[int, Record | None]] = []
+        mark = f"{self.keys.run}zz-mark"  # a last change that is sure to come: a watch does not tell that there is no more
         end = self.client.put(mark, b"").revision
-        with self.client.watch(self.keys.runs, prefix=True, revision=since) as watch:
+        with self.client.watch(self.keys.run, prefix=True, revision=1) as watch:
             while True:
                 change = watch.get(timeout_s=30.0)
                 assert isinstance(change, Change), change
                 if change.revision >= end:
                     break
-                if change.key.startswith(self.keys.run.encode()):
-                    yield change
+                if change.key == self.keys.record.encode():
+                    found.append((change.revision, None if change.is_delete else decode(change.value)))
         self.client.delete(mark)
+        return found
+
+    def worlds(self) -> list[int]:
+        """The rounds of all worlds that were ever recorded."""
+        sealed = {r.world.seal_id: r.world.round for _, r in self.history() if r is not None and r.world is not None}
+        return list(sealed.values())
 
 
 @contextmanager
@@ -190,12 +205,12 @@ def fresh_run() -> str:
 
 
 def first(member: EtcdServer, cluster: Cluster) -> str:
-    """The endpoints with this one first: it is the one that nodes talk to."""
+    """The endpoints with this one first."""
     return ",".join(sorted(cluster.endpoints.split(","), key=lambda endpoint: endpoint != member.endpoint))
 
 
 def leader_of(cluster: Cluster) -> EtcdServer:
-    """Wait until one member leads, as all of them see it; which."""
+    """Wait until one member of etcd leads, as all of them see it; which."""
     found: list[EtcdServer] = []
 
     def is_known() -> bool:

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint import events
-from rallypoint.client.identity import this_node
-from rallypoint.core.model import Bounds, Reason, Role, Settings
+from rallypoint.client.background import background
+from rallypoint.client.link import Link
+from rallypoint.client.member import Member
+from rallypoint.core.model import Reason
+from rallypoint.core.node import State
+from rallypoint.elastic.api import RendezvousParameters
+from rallypoint.elastic.etcd_v3_handler import ETCD_V3
 from rallypoint.elastic.place import Place
 from rallypoint.errors import RendezvousError
-from rallypoint.etcd import leader
-from rallypoint.etcd.member import EtcdMember
-from rallypoint.etcd_client import EtcdClient, Tls, User
-from rallypoint.etcd_client.conductor import Watcher
-from rallypoint.etcd_client.hub import Hub
-from rallypoint.etcd_client.hub import _hubs as hubs
+from rallypoint.location.driver import Driver
+from rallypoint.location.elected import _drivers as drivers
 from tests.faults.node import Puppet, obey, say
 
-DIES_WITHIN_S = 600.0
-STALL_S = 1.0
+STALL_S = 0.5
 
 
 class EtcdPuppet(Puppet):
@@ -34,13 +34,19 @@ class EtcdPuppet(Puppet):
 
     def __init__(self) -> None:
         super().__init__()
-        self.member: EtcdMember | None = None
+        self.member: Member | None = None
+        self.others: dict[str, Member] = {}
         self._files = ExitStack()
         self._is_recorded = False
 
-    def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
-        member = self.member = self._member(endpoint, run, nodes, options)
-        timeout_s = options.get("join_timeout", 40.0)
+    def open(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> tuple[Member, float]:
+        low, _, high = nodes.partition(":")
+        params = RendezvousParameters("etcd-v3", endpoint, run, int(low), int(high or low), **options)
+        return ETCD_V3.open(params)
+
+    def join(self, **arguments: Any) -> None:
+        member, timeout_s = self.open(**arguments)
+        self.member = member
         say("joins", node=member.view.node.id)
         try:
             placed = member.join(timeout_s)
@@ -49,41 +55,41 @@ class EtcdPuppet(Puppet):
             raise
         self.placed(Place(member, timeout_s, placed))
 
-    def _member(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> EtcdMember:
-        low, _, high = nodes.partition(":")
-        leader.RUN_LEASE_S = options.get("run_lease", leader.RUN_LEASE_S)
-        tls = Tls(options["cacert"], options.get("cert"), options.get("key")) if "cacert" in options else None
-        user = User(*options["user"]) if "user" in options else None
-        client = EtcdClient(endpoint, tls=tls, user=user, timeout_s=options.get("timeout", 10.0), spread=False)
-        settings = Settings(
-            last_call_s=options.get("last_call_timeout", 0.3),
-            regroup_s=options.get("regroup_timeout", 60.0),
-            closed_ttl_s=options.get("closed_ttl", 60.0),
-            outage_grace_s=options.get("outage_grace", 300.0),
-            crash_pause_s=0.0,
-        )
-        node = this_node(options["node_name"], role=Role(options.get("role", "member")))
-        return EtcdMember(
-            client,
-            options.get("prefix", "/test"),
-            run,
-            Bounds(int(low), int(high or low)),
-            settings,
-            node,
-            lease_ttl_s=options.get("lease_ttl", 2),
-            call_s=10.0,
-            close_s=options.get("close_timeout", 30.0),
-        )
+    def join_and_stay(self, **arguments: Any) -> None:
+        """Join; where that fails, the handler is not shut down."""
+        member, timeout_s = self.open(**arguments)
+        self.member = member
+        self.placed(Place(member, timeout_s, member.join(timeout_s)))
+
+    def make(self, **arguments: Any) -> None:
+        """A handler that does not join."""
+        self.member, _ = self.open(**arguments)
+        say("made", node=self.member.view.node.id)
+
+    def shut_down(self) -> None:
+        assert self.member is not None, "make it first"
+        say("left", done=self.member.leave(Reason.FINISHED))
+
+    def join_beside(self, **arguments: Any) -> None:
+        """Another node of this process joins, on a thread of its own."""
+        name = arguments["options"]["node_name"]
+        member, timeout_s = self.open(**arguments)
+        self.others[name] = member
+        placed = member.join(timeout_s)
+        say("beside", name=name, rank=placed.rank, size=placed.size, round=placed.round)
+
+    def finish_beside(self, name: str) -> None:
+        say("left beside", name=name, done=self.others.pop(name).leave(Reason.FINISHED))
 
     def record(self, path: str) -> None:
-        """Write down all that happens from now on: what a leader here decides, and where this node stands."""
+        """Write down all that happens from now on: what a server here decides, and where this node stands."""
         self._files.enter_context(events.write_json_lines(Path(path)))
         self._is_recorded = True
         threading.Thread(target=self.notice_stalls, daemon=True).start()
         say("recording", path=path)
 
     def notice_stalls(self) -> None:
-        """Write down whenever this process stood still for so long that its lease may have ended."""
+        """Write down whenever this process stood still for so long that it may have been given up."""
         pause, last = threading.Event(), time.monotonic()
         while True:
             pause.wait(0.1)
@@ -123,7 +129,8 @@ class EtcdPuppet(Puppet):
         events.record("over", place._member.run_id, view.why, **details)
 
     def withdraw(self) -> None:
-        self.over(self.here())
+        if self._is_recorded:
+            events.record("withdrew", self.here()._member.run_id, "", node=self.here()._member.view.node.id)
         super().withdraw()
 
     def watch(self, place: Place, fence: str) -> None:
@@ -131,47 +138,43 @@ class EtcdPuppet(Puppet):
             super().watch(place, fence)
 
     def standing(self) -> None:
-        """Who this node is, and where it stands."""
-        view = self.here()._member.view
-        say("standing", node=view.node.id, state=view.state.name, why=view.why, out=view.out_since is not None)
+        """Who this node is, where it stands, and whether its process serves."""
+        claim_id, port = background().run(_claim())
+        served = {"claim": claim_id, "port": port, "elections": len(drivers)}
+        if self.member is None:
+            say("standing", node="", state="", why="", out=False, **served)
+            return
+        view = self.member.view
+        is_out = view.out_since is not None
+        say("standing", node=view.node.id, state=view.state.name, why=view.why, out=is_out, **served)
 
-    def lease(self) -> None:
-        """Wait until the node's lease has been renewed once more."""
-        assert self.member is not None, "join first"
-        link: Any = self.member.link
-        lease = link._lease
-        before, pause = lease.renewal.until, threading.Event()
-        for _ in range(3000):
-            if lease.renewal.until > before or lease.lost.is_set():
-                break
-            pause.wait(0.02)
-        say("renewed", lost=lease.lost.is_set(), gained=lease.renewal.until > before)
+    def why(self) -> None:
+        """What a node that waits says about it."""
+        say("why", why=self.member.why_waiting() if self.member is not None else "")
 
-    def way(self) -> None:
-        """Which member of etcd it asks, and how often it has fetched a token."""
-        hub = self._hub()
-        say("way", endpoint=hub.rotation.current, logins=hub.logins)
+    def drop(self) -> None:
+        """The connection to the server ends, as a network does that fails; the node makes another."""
+        link = self.here()._member.link
+        assert isinstance(link, Link)
+        before = link.session.connection
+        link._order(link._drop)
+        link.wait(lambda _: link.session.connection > before)
+        say("dropped")
 
-    def log_in(self, after: int) -> None:
-        """Wait until it has fetched a token more often than that."""
-        hub, pause = self._hub(), threading.Event()
-        while hub.logins <= after:
-            pause.wait(0.02)
-        say("logged in", logins=hub.logins)
+    def calm(self) -> None:
+        """Wait until there is no outage."""
+        link = self.here()._member.link
+        link.wait(lambda view: view.out_since is None)
+        say("calm")
 
-    def _hub(self) -> Hub:
-        assert self.member is not None, "join first"
-        return self.member._client._open
-
-    def patience(self) -> None:
-        """Wait until there is news; how long etcd had been away by then, and whether it still is."""
-        place = self.here()
-        place.changed.wait()
-        now, since = time.monotonic(), place._member.view.out_since
-        say("patience", out=since is not None, away_s=0.0 if since is None else now - since, at=now)
+    def be_over(self) -> None:
+        """Wait until this node knows that it is in no world."""
+        link = self.here()._member.link
+        link.wait(lambda view: view.state is not State.HOLDS)
+        say("is over", state=link.view.state.name, why=link.view.why)
 
     def confess(self) -> None:
-        """What its threads do, and where its watches stand: for the account of a test that fails."""
+        """What its threads do: for the account of a test that fails."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = {
             names.get(ident) or str(ident): [
@@ -179,18 +182,17 @@ class EtcdPuppet(Puppet):
             ]
             for ident, top in sys._current_frames().items()
         }
-        watches: list[str] = []
-        for hub, _ in hubs.values():
-            watcher = hub.part(Watcher)
-            at = watcher._stream.endpoint if watcher._stream is not None else "nowhere"
-            for watched in watcher._book.watches:
-                held = watcher._mailboxes[watched].items.qsize()
-                watches.append(f"{watched.key!r} {watched.phase.name} next {watched.next_revision} {held} held at {at}")
-        say("confessed", stacks=stacks, watches=watches)
+        say("confessed", stacks=stacks, why=self.member.why_waiting() if self.member is not None else "")
 
     def give_up(self) -> None:
         """Leave as somebody whose worker has failed."""
         say("left", done=self.here()._member.leave(Reason.GAVE_UP, "it failed"))
+
+
+async def _claim() -> tuple[str, int]:
+    """The claim under which this process serves, and its port; empty where it does not."""
+    serving = [d._election.serving for d in drivers.values() if isinstance(d, Driver) and d._service is not None]
+    return next(((each.claim.id, each.claim.port) for each in serving if each is not None), ("", 0))
 
 
 def main() -> None:
