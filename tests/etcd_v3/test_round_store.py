@@ -11,7 +11,7 @@ import pytest
 
 import rallypoint
 from rallypoint.elastic.place import Place
-from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client import EtcdClient, KeyValue
 from rallypoint.stores.errors import StoreError
 from tests.etcd.servers import shared
 
@@ -32,9 +32,16 @@ def again(places: list[Place]) -> None:
         list(pool.map(Place.again, places))
 
 
-def keys(run: str) -> list[bytes]:
+def keys(run: str) -> list[KeyValue]:
     with EtcdClient(shared("3.5").endpoints) as client:
-        return [kv.key for kv in client.range(f"/rallypoint/{run}/stores/", prefix=True).kvs]
+        return [*client.range(f"/rallypoint/{run}/stores/", prefix=True).kvs]
+
+
+def record(run: str) -> KeyValue:
+    with EtcdClient(shared("3.5").endpoints) as client:
+        found = client.get(f"/rallypoint/{run}/record")
+    assert found is not None
+    return found
 
 
 def test_nodes_share_it_and_each_round_has_its_own() -> None:
@@ -53,7 +60,7 @@ def test_nodes_share_it_and_each_round_has_its_own() -> None:
     assert first.store.get("next") == b"1"
     with ThreadPoolExecutor() as pool:
         assert all(pool.map(Place.finished, places))
-    assert not keys("kept"), "nothing is left of a run that has ended"
+    assert {kv.lease for kv in keys("kept")} == {record("kept").lease}, "what is left expires with the record"
 
 
 def test_a_wait_ends_with_its_connection_and_no_other() -> None:
