@@ -25,6 +25,7 @@ from rallypoint.errors import RendezvousError
 from rallypoint.location.driver import Driver
 from rallypoint.location.elected import _drivers as drivers
 from tests.faults.node import Puppet, obey, say
+from tests.waiting import until
 
 STALL_S = 0.5
 
@@ -158,7 +159,7 @@ class EtcdPuppet(Puppet):
         assert isinstance(link, Link)
         before = link.session.connection
         link._order(link._drop)
-        link.wait(lambda _: link.session.connection > before)
+        until(lambda: link.session.connection > before, "it has made another")
         say("dropped")
 
     def calm(self) -> None:
