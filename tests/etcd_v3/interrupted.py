@@ -17,7 +17,7 @@ def main() -> None:
     say("placed", rank=handler.next_rendezvous().rank)
     sys.stdin.readline()
     try:
-        handler.shutdown()
+        say("left", done=handler.shutdown())
     except KeyboardInterrupt:
         say("interrupted")
     sys.stdin.readline()  # the program has other things to do

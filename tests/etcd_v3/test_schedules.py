@@ -202,6 +202,7 @@ def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
     """Ctrl-C while it waits for the others; its process lives on, and another one serves."""
     node = Actor("tests.etcd_v3.interrupted", cluster.endpoints, run, str(rank))
     stage.actors.append(node)
+    until(observer.claims, "it serves")
     other = stage.node("other")
     other.join(cluster.endpoints, 2, run, rank=1 - rank)
     node.expect("placed")
