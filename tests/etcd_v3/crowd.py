@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rallypoint.etcd_client import EtcdClient
 from tests.etcd.servers import Cluster, Member
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, observing
+from tests.etcd_v3.harness import OPTIONS, EtcdNode, EtcdStage, Observer, observing
 from tests.etcd_v3.judging import Event, recorded
 from tests.waiting import until
 
@@ -20,7 +20,7 @@ CROWD = MOST + 1
 """One more than a world takes: somebody stands by, unless somebody was killed."""
 
 PATIENCE_S = 60.0
-DECK = {"leave": 5, "kill": 3, "member": 3, "stop": 1}
+DECK = {"leave": 5, "kill": 3, "server": 3, "member": 3, "stop": 1}
 """What happens, and how often in so many steps, whatever the dice say."""
 
 
@@ -52,7 +52,7 @@ class Crowd:
             endpoint=self.cluster.endpoints,
             run=self.run,
             nodes=NODES,
-            options={"node_name": node.name, "join_timeout": PATIENCE_S},
+            options={**OPTIONS, "node_name": node.name, "join_timeout": PATIENCE_S},
         )
 
     def kill(self, node: EtcdNode) -> None:
@@ -119,7 +119,7 @@ class Crowd:
         with observing(self.cluster.endpoints, self.run) as observer:
             found = observer.client.range(observer.keys.run, prefix=True)
             keys = [f"{kv.key.decode()} {kv.create_revision}..{kv.mod_revision}" for kv in found.kvs]
-            state = f"revision {found.revision}: {keys}; {observer.board()}; led by {observer.leader()}"
+            state = f"revision {found.revision}: {keys}; {observer.record()}"
         for node in self.alive:
             node.ask("confess", "confessed")
         return "\n\n".join([state, *(f"{node.name} {node.account()}" for node in self.alive)])
@@ -136,7 +136,7 @@ class Crowd:
         until(self.is_together, "all are together", PATIENCE_S)
 
 
-def play(crowd: Crowd, seed: int, rounds: int) -> Counter[str]:
+def play(crowd: Crowd, observer: Observer, seed: int, rounds: int) -> Counter[str]:
     """Do harm until there were so many rounds; what was done, and how often."""
     chance, done = random.Random(seed), Counter[str]()
     deck: list[str] = []
@@ -151,7 +151,9 @@ def play(crowd: Crowd, seed: int, rounds: int) -> Counter[str]:
         if what in ("leave", "stop"):
             crowd.meet()  # only who is in a world is missed
         node = chance.choice(crowd.members if what in ("leave", "stop") else crowd.alive)
-        if what == "kill":
+        if what == "server":
+            node = observer.server(crowd.alive)
+        if what in ("kill", "server"):
             crowd.kill(node)
             if chance.random() < 0.3 and len(crowd.alive) > 2:
                 crowd.kill(chance.choice(crowd.alive))

@@ -61,8 +61,11 @@ class EtcdNode(Node):
 
 def undisturbed(nodes: Sequence[EtcdNode]) -> None:
     """Each node reaches its server, and nobody was told anything."""
-    for node in nodes:
-        node.undisturbed()
+    try:
+        for node in nodes:
+            node.undisturbed()
+    except AssertionError as exc:
+        raise AssertionError("\n\n".join([str(exc), *(f"{node.name} {node.account()}" for node in nodes)])) from exc
 
 
 def says(node: EtcdNode, words: str) -> bool:

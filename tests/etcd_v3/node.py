@@ -117,6 +117,11 @@ class EtcdPuppet(Puppet):
         self.over(place)
         say("ended", why=place._member.view.why)
 
+    def again_and_live(self) -> None:
+        """Join again, and go on by oneself."""
+        self.again()
+        self.live()
+
     def join_and_live(self, **arguments: Any) -> None:
         """Join, and go on by oneself."""
         self.join(**arguments)

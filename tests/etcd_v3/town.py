@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.etcd.servers import binary
 from tests.etcd_v3.harness import EtcdNode, EtcdStage, by_rank
 from tests.torchrun.lan import Lan
 from tests.waiting import until
-
-TTL_S = 3
-"""How long the lease of a node lives."""
-
 
 class Town:
     """Three hosts, each with a member of etcd, on one network for clients and another for the members among themselves."""
@@ -28,6 +25,9 @@ class Town:
         self.hosts = [
             lan.host(f"h{number}", f"10.9.0.{number + 1}/24", f"10.9.1.{number + 1}/24") for number in range(3)
         ]
+        for host in self.hosts:
+            # Each address is known by its own interface: else a network that is cut takes the other one with it.
+            lan._run(*host, "sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
         self.endpoints = [f"10.9.0.{number + 1}:2379" for number in range(3)]
         self.members: dict[int, subprocess.Popen[bytes]] = {}
         self._program = binary(version)
@@ -109,22 +109,24 @@ class Town:
         return ",".join(self.endpoints[number:] + self.endpoints[:number])
 
     def node(
-        self, stage: EtcdStage, run: str, number: int, nodes: str, name: str = "", first: int | None = None
+        self, stage: EtcdStage, run: str, number: int, nodes: str, name: str = "", first: int | None = None, **options: Any
     ) -> EtcdNode:
-        """A node on a host that joins a run, which waits for all three of them and for nobody else.
-
-        It begins with the member `first`; unless told otherwise, with that of its own host.
-        """
+        """A node on a host that joins a run; the first member in its list is `first`, or that of its own host."""
         node = stage.node(name or f"n{number}", before=self.hosts[number])
         near = self.near(number if first is None else first)
-        node.join(near, nodes, run, lease_ttl=TTL_S, last_call_timeout=30.0 if nodes == "2:3" else 0.0)
+        node.join(near, nodes, run, **{"last_call_timeout": 0.0 if nodes == "3:4" else 30.0, **options})
         return node
 
-    def form(self, stage: EtcdStage, run: str, nodes: str) -> list[EtcdNode]:
-        """A node on each host, in one world."""
-        made = [self.node(stage, run, number, nodes) for number in range(3)]
-        by_rank(made, round=1)
-        return made
+    def form(self, stage: EtcdStage, run: str, nodes: str, *, server: int, companion: bool = False) -> list[EtcdNode]:
+        """A node on each host, in one world, which the one on this host serves; where it has a companion, that is the last."""
+        made = {server: self.node(stage, run, server, nodes)}
+        until(lambda: made[server].standing()["claim"], "it serves")
+        made |= {number: self.node(stage, run, number, nodes) for number in range(3) if number != server}
+        placed = [made[number] for number in range(3)]
+        if companion:
+            placed.append(self.node(stage, run, server, nodes, "companion"))
+        by_rank(placed, round=1)
+        return placed
 
     # Its networks -----------------------------------------------------------------------------------------------------
 
