@@ -1,6 +1,6 @@
-"""The invariants of the simulation, for a run on real etcd: judged by what every process wrote down and by etcd's history.
+"""The invariants of a run on real etcd: judged by what every process wrote down, and by the history of the record.
 
-etcd's history has what no record of a killed process has: every board, every roster and every word of a node, in one order.
+The history has what no record of a killed process has: every world that was ever recorded, in one order.
 """
 
 from __future__ import annotations
@@ -11,57 +11,34 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import count, groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rallypoint.core import codec
-from rallypoint.core.check import complaints
-from rallypoint.core.events import Joined, Left
-from rallypoint.core.model import Bounds, Ending, Phase, Reason
-from rallypoint.core.notices import StandBy
-from rallypoint.etcd import estate
-from rallypoint.etcd.adopting import Estate, adopt
-from rallypoint.etcd.board import Board, Seated, decode_board, decode_roster
-from rallypoint.etcd.keys import Keys
-from rallypoint.etcd.leading import Wish, Word, message_of
-from rallypoint.etcd_client import Change, KeyValue
-from tests.etcd_v3.harness import Observer
+from rallypoint.core.model import Bounds
+from rallypoint.core.record import Record
 
 Event = dict[str, Any]
+History = Sequence[tuple[int, Record | None]]
+"""The record after each change to it, by revisions; None where it was deleted."""
 
-LATE_S = 10.0
-"""So long after a process was there again others may notice that it was not: a member of etcd may be down as well."""
-
-
-@dataclass
-class Rejoining:
-    """A node that had a seat in a world asks for the next one."""
-
-    revision: int
-    node_id: str
-    seal_id: str
+LATE_S = 12.0
+"""So long after a process was there again others may notice that it was not: the server may have gone as well."""
 
 
 @dataclass
-class Parting:
-    """A node does what breaks the world that it is in: it joins again, leaves unfinished, or its lease ends."""
+class World:
+    """What is known of one world: from the history, and from the processes that took it up."""
 
-    revision: int
-    node_id: str
+    round: int
+    size: int
+    roster: list[str] = field(default_factory=list)
+    takers: dict[int, str] = field(default_factory=dict)
 
-
-@dataclass
-class History:
-    """What happened to a run's keys, by revisions."""
-
-    boards: list[tuple[int, Board]] = field(default_factory=list)
-    rosters: dict[str, list[str]] = field(default_factory=dict)
-    rejoinings: list[Rejoining] = field(default_factory=list)
-    partings: list[Parting] = field(default_factory=list)
-    finished: set[str] = field(default_factory=set)
-    stood_by: set[str] = field(default_factory=set)
-    estates: list[Estate] = field(default_factory=list)
+    @property
+    def members(self) -> set[str]:
+        """The ids of those members that are known."""
+        return {*self.roster, *self.takers.values()}
 
 
 def recorded(folder: Path) -> dict[str, list[Event]]:
@@ -74,243 +51,130 @@ def recorded(folder: Path) -> dict[str, list[Event]]:
     return records
 
 
-def history_of(observer: Observer) -> History:
-    """All that ever happened to the keys of a run; nobody has compacted it."""
-    keys, run, history = observer.keys, observer.run, History()
-    there: dict[bytes, KeyValue] = {}
-    for revision, changes in groupby(observer.changes(1), lambda change: change.revision):
-        for change in changes:
-            before = there.pop(change.key, None)
-            if not change.is_delete:
-                there[change.key] = change.kv
-            _note(history, keys, change, before)
-        found = _estate(keys, run, revision, there)
-        history.estates.append(found)
-        if found.board is not None and found.shown == revision:
-            history.boards.append((revision, found.board))
-            if found.board.world is not None and found.roster:
-                members = [seated.node.id for seated in found.roster]
-                history.rosters.setdefault(found.board.world.seal_id, members)
-    return history
-
-
-def _note(history: History, keys: Keys, change: Change, before: KeyValue | None) -> None:
-    """What a single change tells of a node."""
-    node_id = keys.node_id(change.key)
-    if node_id is None:
-        is_told = not change.is_delete and change.key.startswith(keys.told("").encode())
-        if is_told and isinstance(codec.decode_notice(change.value), StandBy):
-            history.stood_by.add(change.key.decode())
-        return
-    if change.is_delete:
-        # Who has said that it leaves is cleared away.
-        is_lost = before is not None and not isinstance(_message(keys, before), Left)
-        history.partings += [Parting(change.revision, node_id)] if is_lost else []
-        return
-    message = _message(keys, change.kv)
-    if isinstance(message, Left) and message.reason is Reason.FINISHED:
-        history.finished.add(node_id)
-        return
-    history.partings.append(Parting(change.revision, node_id))
-    if isinstance(message, Joined) and message.seat is not None:
-        history.rejoinings.append(Rejoining(change.revision, node_id, message.seat.seal_id))
-
-
-def _message(keys: Keys, kv: KeyValue) -> object:
-    said = estate.saying_of(keys, kv)
-    return None if said is None else message_of(said)
-
-
-def _estate(keys: Keys, run: str, revision: int, there: Mapping[bytes, KeyValue]) -> Estate:
-    """What a leader would find that takes the run over at this revision."""
-    sayings = [said for _, kv in sorted(there.items()) if (said := estate.saying_of(keys, kv)) is not None]
-    words = tuple(said for said in sayings if isinstance(said, Word))
-    wishes = tuple(said for said in sayings if isinstance(said, Wish))
-    shown = there.get(keys.board.encode())
-    if shown is None:
-        return Estate(revision, words, wishes)
-    board, roster = decode_board(shown.value, run), tuple[Seated, ...]()
-    if board.world is not None and board.ended is None:
-        parts = [there[keys.part(board.world.seal_id, number).encode()] for number in range(board.world.parts)]
-        roster = decode_roster([part.value for part in parts], board.world, run)
-    return Estate(revision, words, wishes, board, shown.mod_revision, roster)
-
-
 def check(records: dict[str, list[Event]], history: History, bounds: Bounds, killed: Mapping[str, float]) -> None:
     """Nothing happened that must never happen; `killed` is who was, and when."""
-    check_history(history, bounds)
-    check_ends(history)
-    check_estates(history)
-    check_records(records, history)
-    check_notices(records, history)
+    worlds = check_history(history, bounds)
+    check_places(records, worlds)
+    check_ends(records, worlds, killed)
     check_losses(records, killed)
 
 
-def check_history(history: History, bounds: Bounds, *, may_be_deserted: bool = False) -> None:
-    """One world a round, one name a world, of the size that was asked for; what is closed stays closed.
-
-    Only a run of which nobody is left, if there may be such a moment, is founded anew by who comes next (rule 1).
-    """
-    sealed: dict[str, int] = {}
-    closed: set[str] = set()
-    highest, last = 0, ""
-    for _, board in history.boards:
-        assert board.round >= highest, "rounds only grow"
-        assert board.ended is not None or board.incarnation not in closed, "what is closed stays closed"
-        if board.ended is not None:
-            closed.add(board.incarnation)
-        world = board.world
+def check_history(history: History, bounds: Bounds) -> dict[str, World]:
+    """The record only goes forward: epochs, rounds, finished ranks, a close; the worlds that it ever had, by seal id."""
+    worlds: dict[str, World] = {}
+    entries = [record for _, record in history if record is not None]
+    assert len(entries) == len(history), "nobody deletes the record"
+    last = ""
+    for record in entries:
+        world = record.world
         if world is None:
             continue
-        members = history.rosters[world.seal_id]
-        if world.seal_id not in sealed:
-            assert world.round > highest, "a new world has a new round"
-            assert not closed, "no world is sealed in a run that is closed"
+        if world.seal_id not in worlds:
+            assert all(world.round > known.round for known in worlds.values()), "a new world has a new round"
             assert bounds.min <= world.size <= bounds.max, f"a world of {world.size} where {bounds} are asked for"
-            assert len(set(members)) == len(members) == world.size, "each member has one rank"
-            highest, last = world.round, world.seal_id
+            assert record.closing is None, "no world is sealed in a run that is closed"
+            worlds[world.seal_id], last = World(world.round, world.size), world.seal_id
+        known = worlds[world.seal_id]
         assert world.seal_id == last, "no world comes back"
-        assert sealed.setdefault(world.seal_id, world.round) == world.round, "a world has one round"
-    for (_, before), (revision, board) in pairwise(history.boards):
-        if board.incarnation != before.incarnation:
-            assert may_be_deserted, "the run was never founded anew"
-            *_, found = (found for found in history.estates if found.revision < revision)
-            staff = history.rosters[before.world.seal_id] if before.world is not None else []
-            stay = {word.node_id for word in found.words}.intersection(staff)
-            assert not stay, f"the run was founded anew while {sorted(stay)} were in it"
+        assert (known.round, known.size) == (world.round, world.size), "a world has one round and one size"
+    for before, after in pairwise(entries):
+        _check_step(before, after)
+    return worlds
 
 
-def check_ends(history: History) -> None:
-    """A world breaks when one of its members has gone; who has finished has not (rule 8)."""
-    current = None
-    for revision, board in history.boards:
-        if current is not None and _is_over(board, current.seal_id):
-            members = history.rosters[current.seal_id]
-            since = (parting for parting in history.partings if current.folded < parting.revision < revision)
-            if board.ended is None:
-                gone = any(parting.node_id in members for parting in since)
-                assert gone, f"the world of round {current.round} broke, and none of its members had gone"
-            elif board.ended.ending is Ending.SUCCEEDED:
-                assert history.finished >= set(members), "the run ended well before all of its members had finished"
-        current = board.world if board.phase is Phase.SEALED else None
+def _check_step(before: Record, after: Record) -> None:
+    """What one write may change."""
+    assert after.epoch >= before.epoch, "epochs only grow"
+    assert after.round >= before.round, "rounds only grow"
+    ids = [record.claim.id if record.claim is not None else "" for record in (before, after)]
+    assert ids[0] == ids[1] or not ids[1] or after.epoch > before.epoch, "every claim has an epoch of its own"
+    assert after.incarnation == before.incarnation, "the run was never founded anew"
+    assert before.closing is None or after.closing == before.closing, "what is closed stays closed"
+    if before.world is not None and after.world is not None and before.world.seal_id == after.world.seal_id:
+        finished = set(before.world.finished_ranks()) - set(after.world.finished_ranks())
+        assert not finished, f"ranks {sorted(finished)} had finished"
 
 
-def check_estates(history: History) -> None:
-    """Whoever had taken the run over, at any revision, would have found it whole, and would have lost no round."""
-    numbers = count()
-    for found in history.estates:
-        run = adopt("run", found, 1e6, lambda: f"m{next(numbers)}").run
-        wrong = list(complaints(run))
-        assert not wrong, f"at revision {found.revision} the run is damaged: {wrong}"
-        if found.board is not None and (_is_inhabited(found) or run.phase is Phase.CLOSED):
-            assert run.incarnation == found.board.incarnation, f"at revision {found.revision} the run is another"
-            assert run.round >= found.board.round, f"at revision {found.revision} a round is lost"
-
-
-def _is_inhabited(found: Estate) -> bool:
-    """Whether a member of its last world is left; else whoever takes it over may found the run anew (rule 1)."""
-    return bool({seated.node.id for seated in found.roster}.intersection(word.node_id for word in found.words))
-
-
-def check_places(told: dict[str, list[Event]], history: History) -> None:
-    """Every node, by its name, was placed in worlds as they are in etcd, and never went back.
-
-    What they were told was gathered before the history, which has all of it then.
-    """
-    taken: set[tuple[str, int]] = set()
-    rounds = {board.world.seal_id: board.world.round for _, board in history.boards if board.world is not None}
-    for name, places in told.items():
-        highest = 0
-        for place in places:
-            seal_id, rank = place["fence"].split("/")[2], place["rank"]
-            assert seal_id in rounds, f"{name} knows a world that nobody sealed"
-            assert place["round"] == rounds[seal_id], f"{name} knows its world by another round"
-            assert place["round"] > highest, f"{name} went back"
-            highest, members = place["round"], history.rosters[seal_id]
-            assert place["size"] == len(members), f"{name} knows its world by another size"
-            assert members[rank].partition(".")[0] == name, f"{name} has the rank of {members[rank]}"
-            assert (seal_id, rank) not in taken, "a rank given twice"
-            taken.add((seal_id, rank))
-
-
-def worlds(history: History) -> list[int]:
-    """The rounds of all worlds that were ever sealed."""
-    return list({board.world.seal_id: board.world.round for _, board in history.boards if board.world}.values())
-
-
-def check_records(records: dict[str, list[Event]], history: History) -> None:
-    """Every process knows its worlds as they are in etcd, holds one at a time, and never goes back."""
-    sealed: set[str] = set()
-    taken: dict[str, set[int]] = defaultdict(set)
-    rounds = {board.world.seal_id: board.world.round for _, board in history.boards if board.world is not None}
+def check_places(records: dict[str, list[Event]], worlds: dict[str, World]) -> None:
+    """Placed means recorded: every process knows its worlds as the record has them, one at a time, and never goes back."""
+    for event in _of(records, "sealed"):
+        details = event["details"]
+        assert details["seal_id"] in worlds, "a world was told that is not recorded"
+        world = worlds[details["seal_id"]]
+        assert world.roster in ([], details["members"]), "a world has one roster, whoever serves it"
+        assert (details["round"], len(set(details["members"]))) == (world.round, world.size), "the world is as recorded"
+        world.roster = details["members"]
     for name, events in records.items():
         held, highest = "", 0
         for event in events:
             details = event["details"]
             seal_id = details.get("seal_id", "")
-            if event["kind"] in ("sealed", "broken", "placed"):
-                assert seal_id in rounds, f"{name} knows a world that nobody sealed"
-                assert rounds[seal_id] == details["round"], f"{name} knows its world by another round"
-            if event["kind"] == "sealed":
-                assert seal_id not in sealed, "a world is sealed once"
-                sealed.add(seal_id)
-                assert details["members"] == history.rosters[seal_id], "the roster is as it was sealed"
-            elif event["kind"] == "placed":
+            if event["kind"] == "placed":
+                assert seal_id in worlds, f"{name} knows a world that is not recorded"
                 assert not held, f"{name} holds two worlds"
                 assert details["round"] > highest, f"{name} went back"
                 held, highest = seal_id, details["round"]
-                members, rank = history.rosters[seal_id], details["rank"]
-                assert details["size"] == len(members), f"{name} knows its world by another size"
-                assert members[rank] == details["node"], f"{name} has the rank of {members[rank]}"
-                assert rank not in taken[seal_id], "a rank given twice"
-                taken[seal_id].add(rank)
+                _take(worlds[seal_id], details, name)
             elif event["kind"] == "over":
                 assert seal_id == held, f"{name} was told of a world that it is not in"
                 held = ""
-    whole = [seal_id for seal_id, ranks in taken.items() if len(ranks) == len(history.rosters[seal_id])]
-    assert len(whole) > len(taken) / 2, "most worlds were taken up by all of their members"
+            elif event["kind"] == "withdrew":
+                held = ""
+    whole = [world for world in worlds.values() if len(world.takers) == world.size]
+    assert len(whole) > len(worlds) / 2, "most worlds were taken up by all of their members"
 
 
-def check_notices(records: dict[str, list[Event]], history: History) -> None:
-    """Who asks for the next world was told to: its own is over by then, or somebody waits that it could admit."""
-    told_broken = {
-        (event["details"]["node"], event["details"]["seal_id"])
-        for event in _of(records, "over")
-        if event["details"]["state"] == "BROKEN"
-    }
-    for again in history.rejoinings:
-        before = [board for revision, board in history.boards if revision < again.revision]
-        if not any(_is_over(board, again.seal_id) for board in _since(before, again.seal_id)):
-            assert (again.node_id, again.seal_id) not in told_broken, f"{again.node_id}: its world never broke"
-            waited_for = any(board.waiting for board in _since(before, again.seal_id))
-            assert waited_for, f"{again.node_id} left a world that was up and needed nobody"
+def _take(world: World, details: Event, name: str) -> None:
+    rank, node = details["rank"], details["node"]
+    assert (details["round"], details["size"]) == (world.round, world.size), f"{name} knows its world otherwise"
+    assert rank not in world.takers, "a rank given twice"
+    assert not world.roster or world.roster[rank] == node, f"{name} has the rank of {world.roster[rank]}"
+    world.takers[rank] = node
+
+
+def check_ends(records: dict[str, list[Event]], worlds: dict[str, World], killed: Mapping[str, float]) -> None:
+    """Nobody is told to restart without cause: a member of the world was killed, stood still, or went."""
+    gone: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    left: dict[str, list[float]] = defaultdict(list)
+    for name, events in records.items():
+        gone[name] = [(_at(e) - e["details"]["seconds"], math.inf) for e in events if e["kind"] == "stalled"]
+        gone[name] += [(_at(e), math.inf) for e in events if e["kind"] == "withdrew"]
+        gone[name] += [(killed[name], math.inf)] if name in killed else []
+        for event in events:
+            if event["kind"] == "over" and event["details"]["state"] == "HOLDS":
+                left[event["details"]["seal_id"]].append(_at(event))  # for a newcomer
+    for name, events in records.items():
+        for event in events:
+            if event["kind"] != "over" or event["details"]["state"] != "BROKEN":
+                continue
+            seal_id, at = event["details"]["seal_id"], _at(event)
+            world = worlds[seal_id]
+            members = {node.partition(".")[0] for node in world.members}
+            suspects = members if len(world.members) == world.size else set(records)
+            is_excused = any(since <= at for member in suspects for since, _ in gone[member])
+            is_left = any(since <= at for since in left[seal_id])
+            why = f"{name} was told that its world of round {world.round} is over ({event['why']})"
+            assert is_excused or is_left, f"{why}, and none of its members had gone"
 
 
 def check_losses(records: dict[str, list[Event]], killed: Mapping[str, float]) -> None:
-    """Nobody was given up who could renew its lease: only who was killed, or stood still, and at that time."""
+    """Nobody was given up who was there: only who was killed, or stood still, and at that time."""
     lost: dict[str, float] = {}
     for event in _of(records, "lost"):
         node_id, at = event["details"]["node"], _at(event)
         lost[node_id] = min(lost.get(node_id, at), at)
     for name, events in records.items():
         stalls = [(_at(e) - e["details"]["seconds"], _at(e)) for e in events if e["kind"] == "stalled"]
-        deaths = [(killed[name], math.inf)] if name in killed else []
+        absences = stalls + ([(killed[name], math.inf)] if name in killed else [])
         given_up = [at for node_id, at in lost.items() if node_id.partition(".")[0] == name]
-        absences = stalls + deaths
         assert _are_excused(given_up, absences), f"{name} was given up although it was there: {given_up}, {absences}"
         put_out = [_at(e) for e in events if e["kind"] == "over" and e["details"]["state"] == "FENCED"]
         assert _are_excused(put_out, stalls), f"{name} was put out although it was there: {put_out}, {stalls}"
 
 
 def _are_excused(moments: Sequence[float], absences: Sequence[tuple[float, float]]) -> bool:
-    """Whether each of these moments has an absence of its own that it falls into, or comes soon after."""
-    left = sorted(absences, key=lambda absence: absence[1])
-    for moment in sorted(moments):
-        excuses = [absence for absence in left if absence[0] <= moment <= absence[1] + LATE_S]
-        if not excuses:
-            return False
-        left.remove(excuses[0])
-    return True
+    """Whether each of these moments falls into an absence, or comes soon after it."""
+    return all(any(since <= moment <= until + LATE_S for since, until in absences) for moment in moments)
 
 
 def _at(event: Event) -> float:
@@ -319,13 +183,3 @@ def _at(event: Event) -> float:
 
 def _of(records: dict[str, list[Event]], kind: str) -> Iterable[Event]:
     return (event for events in records.values() for event in events if event["kind"] == kind)
-
-
-def _since(boards: list[Board], seal_id: str) -> list[Board]:
-    """The boards from the one on that named this world first."""
-    named = (n for n, board in enumerate(boards) if board.world is not None and board.world.seal_id == seal_id)
-    return boards[next(named, len(boards)) :]
-
-
-def _is_over(board: Board, seal_id: str) -> bool:
-    return board.phase is not Phase.SEALED or board.world is None or board.world.seal_id != seal_id
