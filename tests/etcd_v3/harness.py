@@ -98,9 +98,7 @@ def by_rank(nodes: Sequence[EtcdNode], **wanted: Any) -> list[EtcdNode]:
     return sorted(nodes, key=lambda node: ranks[node.name])
 
 
-def form(
-    stage: EtcdStage, endpoints: str, run: str, *names: str, nodes: str | int, **options: Any
-) -> list[EtcdNode]:
+def form(stage: EtcdStage, endpoints: str, run: str, *names: str, nodes: str | int, **options: Any) -> list[EtcdNode]:
     """A world of these nodes, by rank; where more could come they are waited for, and do not."""
     made = stage.nodes(*names)
     for node in made:
@@ -108,7 +106,7 @@ def form(
     return by_rank(made, round=1, size=len(names))
 
 
-def regroup(nodes: Sequence[EtcdNode], *new: EtcdNode, round: int) -> list[EtcdNode]:  # noqa: A002
+def regroup(nodes: Sequence[EtcdNode], *new: EtcdNode, round: int) -> list[EtcdNode]:
     """Each of these is told that its world is over, and joins again: a world of all of them, by rank."""
     for node in nodes:
         node.changed()
@@ -173,7 +171,9 @@ class Observer:
     def history(self) -> list[tuple[int, Record | None]]:
         """The record after each change to it, by revisions; None where it was deleted.  Nobody has compacted it."""
         found: list[tuple[int, Record | None]] = []
-        mark = f"{self.keys.run}zz-mark"  # a last change that is sure to come: a watch does not tell that there is no more
+        mark = (
+            f"{self.keys.run}zz-mark"  # a last change that is sure to come: a watch does not tell that there is no more
+        )
         end = self.client.put(mark, b"").revision
         with self.client.watch(self.keys.run, prefix=True, revision=1) as watch:
             while True:

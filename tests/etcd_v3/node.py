@@ -22,7 +22,6 @@ from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.etcd_v3_handler import ETCD_V3
 from rallypoint.elastic.place import Place
 from rallypoint.errors import RendezvousError
-from rallypoint.location.driver import Driver
 from rallypoint.location.elected import _drivers as drivers
 from tests.faults.node import Puppet, obey, say
 from tests.waiting import until
@@ -45,8 +44,8 @@ class EtcdPuppet(Puppet):
         params = RendezvousParameters("etcd-v3", endpoint, run, int(low), int(high or low), **options)
         return ETCD_V3.open(params)
 
-    def join(self, **arguments: Any) -> None:
-        member, timeout_s = self.open(**arguments)
+    def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
+        member, timeout_s = self.open(endpoint, run, nodes, options)
         self.member = member
         say("joins", node=member.view.node.id)
         try:
@@ -197,7 +196,7 @@ class EtcdPuppet(Puppet):
 
 async def _claim() -> tuple[str, int]:
     """The claim under which this process serves, and its port; empty where it does not."""
-    serving = [d._election.serving for d in drivers.values() if isinstance(d, Driver) and d._service is not None]
+    serving = [d._election.serving for d in drivers.values() if d._service is not None]
     return next(((each.claim.id, each.claim.port) for each in serving if each is not None), ("", 0))
 
 

@@ -6,9 +6,11 @@ admitted.
 
 from __future__ import annotations
 
+import shutil
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,11 +38,11 @@ from tests.waiting import until
 GRACE_S = 3.0
 
 
-def grow(stage: EtcdStage, endpoints: str, run: str, nodes: list[EtcdNode], round_: int = 2, **options: object) -> None:
+def grow(stage: EtcdStage, endpoints: str, run: str, nodes: list[EtcdNode], **options: Any) -> None:
     """A newcomer joins, and all of them meet in the next round."""
     new = stage.node("new")
     new.join(endpoints, "3:4", run, **options)
-    regroup(nodes, new, round=round_)
+    regroup(nodes, new, round=2)
 
 
 def settle(nodes: list[EtcdNode], observer: Observer) -> EtcdNode:
@@ -89,6 +91,24 @@ def test_all_members_are_killed_and_started_again(stage: EtcdStage, version: str
         settle(nodes, observer)
         undisturbed(nodes)
         grow(stage, cluster.endpoints, run, nodes)
+
+
+def test_an_etcd_that_has_lost_all_of_its_data_is_told_again_and_nobody_regroups(stage: EtcdStage, run: str) -> None:
+    """Its revisions begin anew, and no lease is known there."""
+    with etcd("3.5") as cluster, observing(cluster.endpoints, run) as observer:
+        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="3:4")
+        before = observer.known()
+        cluster.kill()
+        (member,) = cluster.members
+        shutil.rmtree(member.command[member.command.index("--data-dir") + 1])
+        cluster.start()
+        with observing(cluster.endpoints, run) as newcomer:
+            until(newcomer.claims, "it is written again")
+            settle(nodes, newcomer)
+            after = newcomer.known()
+            assert (after.incarnation, after.world) == (before.incarnation, before.world)
+            undisturbed(nodes)
+            grow(stage, cluster.endpoints, run, nodes)
 
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])

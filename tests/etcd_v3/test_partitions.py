@@ -54,9 +54,7 @@ def test_a_member_that_the_other_members_have_lost_disturbs_nobody(
         ),
     ],
 )
-def test_a_host_is_cut_off(
-    stage: EtcdStage, run: str, tmp_path: Path, serves: str, leads: bool, version: str
-) -> None:
+def test_a_host_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, serves: str, leads: bool, version: str) -> None:
     """With its member of etcd: its node is missed by the others, is itself told nothing, and comes back as another."""
     with town(tmp_path, version) as place:
         lonely = place.pick(leads=leads)

@@ -211,7 +211,9 @@ def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
     assert claim is not None
     assert node.process.stdin is not None
     node.process.stdin.write("\n")
-    until(lambda: (world := observer.known().world) is not None and world.finished, "it leaves, and waits for the other")
+    until(
+        lambda: (world := observer.known().world) is not None and world.finished, "it leaves, and waits for the other"
+    )
     os.kill(node.pid, signal.SIGINT)
     node.expect("interrupted")
     assert observer.server([other]) is other

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import random
 
+import pytest
+from msgspec.structs import replace
+
+from rallypoint.core.model import Bounds
+from rallypoint.core.record import encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_v3.harness import (
     EtcdStage,
@@ -15,13 +20,12 @@ from tests.etcd_v3.harness import (
     regroup,
     undisturbed,
 )
+from tests.etcd_v3.judging import check_history
 from tests.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_serving_node_is_killed_and_the_others_are_in_a_new_world(
-    stage: EtcdStage, run: str, version: str
-) -> None:
+def test_the_serving_node_is_killed_and_the_others_are_in_a_new_world(stage: EtcdStage, run: str, version: str) -> None:
     cluster = shared(version, 3)
     nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     with observing(cluster.endpoints, run) as observer:
@@ -191,3 +195,67 @@ def test_the_record_is_deleted_while_its_server_is_stopped(
     server.changed()
     server.again()
     regroup(rest, server, round=3)
+
+
+def test_a_claim_that_is_taken_by_force_is_left_to_the_nodes_to_settle(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """Somebody writes another server into the record, which does not live: the server steps down, and one is elected."""
+    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    before = observer.known()
+    assert before.claim is not None
+    stranger = replace(before.claim, id="cstranger", port=1, ranks=())
+    forced = replace(before, epoch=before.epoch + 1, claim=stranger, write_id="wforced")
+    found = observer.client.get(observer.keys.record)
+    assert found is not None
+    observer.client.put(observer.keys.record, encode(forced), lease=found.lease)
+    until(lambda: observer.known().epoch > forced.epoch, "one of them has claimed it")
+    assert observer.server(nodes) in nodes
+    undisturbed(nodes)
+    assert observer.worlds() == [1]
+
+
+def test_a_fresh_node_that_comes_when_the_server_is_killed_founds_nothing(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:4")
+    incarnation, server = observer.known().incarnation, observer.server(nodes)
+    fresh = stage.node("fresh")
+    server.kill()
+    fresh.join(cluster.endpoints, "2:4", run)
+    rest = others(nodes, server)
+    for node in rest:
+        node.order("live")
+    until(lambda: {event["size"] for node in (*rest, fresh) for event in node.heard("placed")[-1:]} == {3}, "they met")
+    assert {node.heard("placed")[-1]["fence"].partition("/")[0] for node in (*rest, fresh)} == {incarnation}
+    assert len({node.heard("placed")[-1]["fence"] for node in (*rest, fresh)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "version"),
+    [
+        (1, "3.5"),
+        (2, "3.4"),
+        *(pytest.param(seed, version, marks=pytest.mark.soak) for version in VERSIONS for seed in range(3, 13)),
+    ],
+)
+def test_a_server_is_killed_at_any_moment_of_a_round(stage: EtcdStage, run: str, seed: int, version: str) -> None:
+    """Right while it gathers and seals: the run goes on with the others, and no round is lost or doubled."""
+    cluster, chance = shared(version, 3), random.Random(seed)
+    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
+    with observing(cluster.endpoints, run) as observer:
+        server = observer.server(nodes)
+        victim, *rest = chance.sample(others(nodes, server), 3)
+        for node in (server, *rest):
+            node.order("live")
+        with observer.client.watch(observer.keys.run, prefix=True) as changes:
+            victim.order("withdraw")
+            if chance.random() < 0.5:
+                changes.get(timeout_s=chance.random())
+            server.kill()
+        until(lambda: {node.heard("placed")[-1]["size"] for node in rest} == {2}, "the others meet")
+        assert len({node.heard("placed")[-1]["fence"] for node in rest}) == 1
+        for node in rest:
+            rounds = [event["round"] for event in node.heard("placed")]
+            assert rounds == sorted(set(rounds)), "no round comes twice"
+        check_history(observer.history(), Bounds(2, 4))

@@ -17,6 +17,7 @@ from tests.etcd_v3.harness import EtcdNode, EtcdStage, by_rank
 from tests.torchrun.lan import Lan
 from tests.waiting import until
 
+
 class Town:
     """Three hosts, each with a member of etcd, on one network for clients and another for the members among themselves."""
 
@@ -109,7 +110,14 @@ class Town:
         return ",".join(self.endpoints[number:] + self.endpoints[:number])
 
     def node(
-        self, stage: EtcdStage, run: str, number: int, nodes: str, name: str = "", first: int | None = None, **options: Any
+        self,
+        stage: EtcdStage,
+        run: str,
+        number: int,
+        nodes: str,
+        name: str = "",
+        first: int | None = None,
+        **options: Any,
     ) -> EtcdNode:
         """A node on a host that joins a run; the first member in its list is `first`, or that of its own host."""
         node = stage.node(name or f"n{number}", before=self.hosts[number])
