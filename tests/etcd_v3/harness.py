@@ -115,6 +115,12 @@ def regroup(nodes: Sequence[EtcdNode], *new: EtcdNode, round: int) -> list[EtcdN
     return by_rank([*nodes, *new], round=round)
 
 
+def are_one_world(nodes: Sequence[EtcdNode]) -> bool:
+    """Whether these nodes, which live by themselves, and nobody else are in one world."""
+    places = [place for node in nodes for place in node.heard("placed")[-1:]]
+    return len(places) == len(nodes) and {(p["fence"], p["size"]) for p in places} == {(places[0]["fence"], len(nodes))}
+
+
 def is_to_regroup(node: EtcdNode) -> bool:
     """What an elastic agent asks; where the server is away it is told to wait (rule 6b)."""
     return node.waiting() == 1

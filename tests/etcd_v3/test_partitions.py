@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, by_rank, others, regroup, undisturbed
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, are_one_world, by_rank, others, regroup, undisturbed
 from tests.etcd_v3.town import town
 from tests.waiting import until
 
@@ -101,7 +101,7 @@ def test_a_minority_with_its_server_and_enough_nodes_for_a_world_forms_none(
         place.heal(lonely)
         for node in rest:
             node.order("live")
-        meet(nodes)
+        until(lambda: are_one_world(nodes), "all meet")
 
 
 @pytest.mark.parametrize("version", [pytest.param("3.4", marks=pytest.mark.soak), "3.5"])
@@ -124,13 +124,7 @@ def test_the_clients_network_of_the_serving_host_fails_and_comes_back(
             node.ask("calm", "calm")
         for node in nodes:
             node.order("live")
-        meet(nodes)
-
-
-def meet(nodes: list[EtcdNode]) -> None:
-    """Wait until these nodes, which live by themselves, are in one world and nobody else is."""
-    until(lambda: len({node.heard("placed")[-1]["fence"] for node in nodes}) == 1, "all are in one world")
-    assert {node.heard("placed")[-1]["size"] for node in nodes} == {len(nodes)}
+        until(lambda: are_one_world(nodes), "all meet")
 
 
 @pytest.mark.soak
