@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import tempfile
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from rallypoint.etcd_client import Change, EtcdClient, EtcdCompactedError, Watch
 from rallypoint.etcd_client.cluster import Kind
@@ -45,11 +46,11 @@ def etcd(
             cluster.kill()
 
 
-def etcdctl(cluster: Cluster, *arguments: str, user: str | None = None) -> str:
+def etcdctl(cluster: Cluster, *arguments: str, user: str | None = None, only: Member | None = None) -> str:
     """etcd's own tool, as a second opinion and for what the client does not do."""
     program = str(Path(binary("3.5")).with_name("etcdctl"))
     scheme = "http" if cluster.tls is None else "https"
-    endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in cluster.members)
+    endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in ([only] if only else cluster.members))
     command = [program, f"--endpoints={endpoints}", *([f"--user={user}"] if user else [])]
     if cluster.tls is not None:
         command += [f"--cacert={cluster.tls.ca}", f"--cert={cluster.tls.cert}", f"--key={cluster.tls.key}"]
@@ -57,6 +58,22 @@ def etcdctl(cluster: Cluster, *arguments: str, user: str | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"ETCDCTL_API": "3"}, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
+
+
+class MemberStatus(NamedTuple):
+    """What a member of etcd says of itself: its id, that of the member which leads, and the revision that it has come to."""
+
+    member_id: int
+    leader: int
+    revision: int
+
+
+def status_of(cluster: Cluster, member: Member) -> MemberStatus:
+    """Ask one member, and no other."""
+    told = json.loads(etcdctl(cluster, "endpoint", "status", "--write-out=json", only=member))
+    status = told[0]["Status"]
+    header = status["header"]
+    return MemberStatus(int(header["member_id"]), int(status["leader"]), int(header["revision"]))
 
 
 def enable_users(cluster: Cluster) -> None:

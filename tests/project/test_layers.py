@@ -160,7 +160,6 @@ ALLOWED = {
     "server/__init__.py": "",
     "document/__init__.py": "",
     "document/planted.py": "import rallypoint.etcd_client.planted\nimport rallypoint.core\n",
-    "document/__init__.py": "",
     "events.py": "import time\n",
     "server/planted.py": "import rallypoint.events\nimport rallypoint.torch_bridge.planted\n",
     "torch_bridge/__init__.py": "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from rallypoint.elastic.etcd_v3_client import PREFIX
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from tests.etcd.servers import Member
-from tests.etcd_client.stage import etcdctl
+from tests.etcd_client.stage import etcdctl, status_of
 from tests.torchrun.conftest import EtcdCluster, OldEtcdCluster
 from tests.torchrun.harness import Agent, connections
 from tests.torchrun.stage import Job, formed, in_order, learned
@@ -113,17 +112,10 @@ def _most_used(etcd: EtcdCluster, agents: Sequence[Agent]) -> Member:
 
 def _let_lead(etcd: EtcdCluster, heir: Member) -> None:
     """Make a member of etcd the leader of the others."""
-    member_id, leader_id = _status(etcd, heir)
-    if leader_id != member_id:
-        etcdctl(etcd.cluster, "move-leader", f"{member_id:x}")
-    until(lambda: len(set(_status(etcd, heir))) == 1, "the member leads")
-
-
-def _status(etcd: EtcdCluster, member: Member) -> tuple[int, int]:
-    """The ids of a member and of the one that leads, as that member sees it."""
-    told = json.loads(etcdctl(etcd.cluster, "endpoint", "status", "--cluster", "--write-out=json"))
-    status = next(entry["Status"] for entry in told if entry["Endpoint"].endswith(f":{member.port}"))
-    return int(status["header"]["member_id"]), int(status["leader"])
+    status = status_of(etcd.cluster, heir)
+    if status.leader != status.member_id:
+        etcdctl(etcd.cluster, "move-leader", f"{status.member_id:x}")
+    until(lambda: status_of(etcd.cluster, heir).leader == status.member_id, "the member leads")
 
 
 def _only_how_it_ended_is_left(etcd: EtcdCluster) -> None:

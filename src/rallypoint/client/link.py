@@ -84,6 +84,8 @@ class Link:
     @property
     def trouble(self) -> str:
         """Why the server is not reached, or was not when it was tried last; half a sentence."""
+        if self._session.welcomed and self._session.serving.in_doubt:
+            return self._locator.explain("it answers, but cannot renew its claim, and seals nothing until it can")
         return self._locator.explain(self._trouble)
 
     @property

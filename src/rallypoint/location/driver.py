@@ -121,6 +121,9 @@ class Driver:
         if seeker not in self.users:
             self.users.append(seeker)
         self._do(self._election.look(time.monotonic()))
+        if not self._found.is_set():
+            # No server is known: until one is, the node waits with the election's reason (rule 11).
+            seeker.session.ended(time.monotonic())
         await self._found.wait()
         assert self._target is not None, "it was found"
         return self._target

@@ -60,10 +60,12 @@ class ElectedLocator:
 
     async def release(self, timeout_s: float) -> bool:
         """Leave the election; a process that serves hands over with its last node (rule 17g)."""
-        driver, self._driver = self._driver, None
+        driver = self._driver
         if driver is None or self._seeker is None:
             return True
+        # One that is interrupted while it waits for the others leaves once more, without waiting.
         in_time = await driver.leave(self._seeker, timeout_s)
+        self._driver = None
         if driver.is_over and _drivers.get(self._key) is driver:
             del _drivers[self._key]
         return in_time

@@ -11,7 +11,7 @@ from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve, serve_here
 from rallypoint.client.session import Session
-from rallypoint.core.model import Bounds, Node, Settings
+from rallypoint.core.model import Bounds, Node, Reason, Settings
 from rallypoint.core.node import View
 
 
@@ -47,6 +47,15 @@ class LocatedMember(Member):
         )
         # Connected when it is made: a world is formed by one message of each node and one answer.
         self.link.connect()
+
+    def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
+        """Leave for good.  One that is interrupted at that, as by Ctrl-C, serves nobody any longer and renews no claim."""
+        try:
+            return super().leave(reason, why, patience_s=patience_s)
+        except BaseException:
+            self.link.close()
+            self._let_go(time.monotonic())
+            raise
 
     def _let_go(self, deadline: float) -> bool:
         """Serve the others for as long as they are connected, where this process serves."""

@@ -1,0 +1,55 @@
+"""Every test here has a stage that ends its processes, and where it does no harm a cluster that is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.etcd.servers import Cluster, shared
+from tests.etcd_v3.harness import EtcdStage, Observer, fresh_run, observing
+
+
+@pytest.fixture
+def stage() -> Iterator[EtcdStage]:
+    stage = EtcdStage()
+    yield stage
+    stage.end()
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    """What is to be done at the end, whatever happens."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def run() -> str:
+    """A run id that nobody else has."""
+    return fresh_run()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Three members of etcd 3.5, for tests that do them no harm."""
+    return shared("3.5", 3)
+
+
+@pytest.fixture
+def old_cluster() -> Cluster:
+    """Three members of etcd 3.4, for tests that do them no harm."""
+    return shared("3.4", 3)
+
+
+@pytest.fixture
+def observer(cluster: Cluster, run: str) -> Iterator[Observer]:
+    with observing(cluster.endpoints, run) as observer:
+        yield observer
+
+
+@pytest.fixture
+def old_observer(old_cluster: Cluster, run: str) -> Iterator[Observer]:
+    with observing(old_cluster.endpoints, run) as observer:
+        yield observer

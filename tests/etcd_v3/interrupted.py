@@ -1,0 +1,27 @@
+"""`python -m tests.etcd_v3.interrupted ENDPOINT RUN RANK`: a node whose `shutdown()` is interrupted, and which lives on."""
+
+from __future__ import annotations
+
+import sys
+
+from rallypoint.elastic.api import RendezvousParameters
+from rallypoint.elastic.etcd_v3_handler import create_handler
+from tests.etcd_v3.harness import OPTIONS
+from tests.faults.node import say
+
+
+def main() -> None:
+    endpoint, run, rank = sys.argv[1:]
+    given = {**OPTIONS, "node_name": "interrupted", "is_host": True, "rank": rank, "close_timeout": 60.0}
+    handler = create_handler(RendezvousParameters("etcd-v3", endpoint, run, 2, 2, **given))
+    say("placed", rank=handler.next_rendezvous().rank)
+    sys.stdin.readline()
+    try:
+        say("left", done=handler.shutdown())
+    except KeyboardInterrupt:
+        say("interrupted")
+    sys.stdin.readline()  # the program has other things to do
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Members of etcd and nodes on hosts of their own, as root, in namespaces of the test's own: networks fall apart, members
+stop or end; no wrong world, and nobody is told to restart who need not be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_v3.harness import EtcdNode, EtcdStage, are_one_world, by_rank, others, regroup, undisturbed
+from tests.etcd_v3.town import town
+from tests.waiting import until
+
+pytestmark = pytest.mark.root
+
+
+def is_server(node: EtcdNode) -> bool:
+    return bool(node.standing()["claim"])
+
+
+@pytest.mark.parametrize(
+    ("leads", "version"),
+    [
+        (True, "3.5"),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((False, "3.5"), (True, "3.4"), (False, "3.4"))),
+    ],
+)
+def test_a_member_that_the_other_members_have_lost_disturbs_nobody(
+    stage: EtcdStage, run: str, tmp_path: Path, leads: bool, version: str
+) -> None:
+    """It is the one that the serving node talks to, and may be the one that leads."""
+    with town(tmp_path, version) as place:
+        lonely = place.pick(leads=leads)
+        nodes = place.form(stage, run, "3:4", server=lonely)
+        place.cut(lonely, 1)
+        until(lambda: not place.is_healthy(lonely), "it is alone")
+        undisturbed(nodes)
+        place.heal(lonely)
+        until(lambda: place.is_healthy(lonely), "it is back")
+        undisturbed(nodes)
+        new = place.node(stage, run, (lonely + 1) % 3, "3:4", "new")
+        regroup(nodes, new, round=2)
+
+
+@pytest.mark.parametrize(
+    ("serves", "leads", "version"),
+    [
+        ("the majority", False, "3.4"),
+        ("the minority", True, "3.5"),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (("the majority", True, "3.5"), ("the minority", False, "3.4"), ("the minority", False, "3.5"))
+        ),
+    ],
+)
+def test_a_host_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, serves: str, leads: bool, version: str) -> None:
+    """With its member of etcd: its node is missed by the others, is itself told nothing, and comes back as another."""
+    with town(tmp_path, version) as place:
+        lonely = place.pick(leads=leads)
+        server = lonely if serves == "the minority" else (lonely + 1) % 3
+        nodes = place.form(stage, run, "2:3", server=server)
+        alone, rest = nodes[lonely], others(nodes, nodes[lonely])
+        place.cut(lonely, 0, 1)
+        regroup(rest, round=2)
+        assert any(is_server(node) for node in rest)
+        stay_out(alone)
+        place.heal(lonely)
+        alone.changed()
+        until(lambda: alone.waiting() == 1, "it is to join again")
+        alone.again()
+        regroup(rest, alone, round=3)
+        assert not is_server(alone), "it serves no more"
+
+
+def stay_out(node: EtcdNode) -> None:
+    """A node that is cut off runs on: it is in an outage, is told nothing, and is in no other world."""
+    assert node.ask("outage", "outage", seconds=0.1)["still"]
+    assert node.waiting() == 0
+    assert node.heard("changed") == [], node.account()
+    assert len(node.heard("placed")) == 1
+
+
+def test_a_minority_with_its_server_and_enough_nodes_for_a_world_forms_none(
+    stage: EtcdStage, run: str, tmp_path: Path
+) -> None:
+    """Two nodes on the host that is cut off would be enough, and one of them serves: but nothing can be recorded there."""
+    with town(tmp_path, "3.5") as place:
+        lonely = place.pick(leads=False)
+        nodes = place.form(stage, run, "2:4", server=lonely, companion=True)
+        cut_off = [nodes[lonely], nodes[3]]
+        rest = others(nodes, *cut_off)
+        place.cut(lonely, 0, 1)
+        regroup(rest, round=2)
+        for node in cut_off:
+            stay_out(node)
+            node.order("again_and_live")  # as a program may that looks for itself
+        for node in cut_off:
+            node.ask("outage", "outage", seconds=0.5)
+            assert len(node.heard("placed")) == 1, "no wrong world"
+        place.heal(lonely)
+        for node in rest:
+            node.order("live")
+        until(lambda: are_one_world(nodes), "all meet")
+
+
+@pytest.mark.parametrize("version", [pytest.param("3.4", marks=pytest.mark.soak), "3.5"])
+def test_the_clients_network_of_the_serving_host_fails_and_comes_back(
+    stage: EtcdStage, run: str, tmp_path: Path, version: str
+) -> None:
+    """Its member of etcd is still one of the cluster, and its claim lives on the lease: nobody can reach it."""
+    with town(tmp_path, version) as place:
+        lonely = place.pick(leads=False)
+        nodes = place.form(stage, run, "2:3", server=lonely)
+        alone, rest = nodes[lonely], others(nodes, nodes[lonely])
+        place.cut(lonely, 0)
+        # It reaches its own member over its own address, and is sure of its claim: of two sides, the one that serves
+        # goes on, and the others wait and say so.
+        until(lambda: all(node.standing()["out"] for node in rest), "the others are cut off")
+        for node in rest:
+            assert node.waiting() == 0
+        place.heal(lonely)
+        for node in (alone, *rest):
+            node.ask("calm", "calm")
+        for node in nodes:
+            node.order("live")
+        until(lambda: are_one_world(nodes), "all meet")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", ["3.4", "3.5"])
+def test_all_members_are_killed_and_started_again(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+    with town(tmp_path, version) as place:
+        nodes = place.form(stage, run, "3:4", server=0)
+        place.kill()
+        nodes[0].ask("outage", "outage", seconds=3.0)
+        for node in nodes:
+            assert node.waiting() == 0
+        place.start()
+        for node in nodes:
+            node.ask("calm", "calm")
+        undisturbed(nodes)
+        new = place.node(stage, run, 1, "3:4", "new")
+        regroup(nodes, new, round=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", ["3.4", "3.5"])
+def test_a_member_is_stopped(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+    """For longer than the claim's lease lives, and the serving node talks to it first."""
+    with town(tmp_path, version) as place:
+        stopped = place.pick(leads=False)
+        nodes = place.form(stage, run, "3:4", server=stopped)
+        place.pause(stopped)
+        nodes[0].ask("bide", "bided", seconds=5.0)
+        undisturbed(nodes)
+        place.go_on(stopped)
+        until(lambda: place.is_healthy(stopped), "it is back")
+        undisturbed(nodes)
+        new = place.node(stage, run, stopped, "3:4", "new")
+        regroup(nodes, new, round=2)
+
+
+@pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
+def test_a_member_whose_packets_are_dropped_is_the_first_in_the_list(
+    stage: EtcdStage, run: str, tmp_path: Path, version: str
+) -> None:
+    """Nodes that have never talked to etcd form a world, and another one joins them."""
+    with town(tmp_path, version) as place:
+        hidden = place.pick(leads=False)
+        here, there = (number for number in range(3) if number != hidden)
+        place.hide(hidden)
+        assert place.is_silent(hidden, to=here)
+        assert place.is_silent(hidden, to=there)
+        nodes = [place.node(stage, run, number, "2:4", first=hidden, last_call_timeout=0.0) for number in (here, there)]
+        by_rank(nodes, round=1, size=2)
+        undisturbed(nodes)
+        new = place.node(stage, run, here, "2:4", "new", first=hidden)
+        regroup(nodes, new, round=2)

@@ -1,0 +1,85 @@
+"""`store=etcd`: the store of a round in etcd itself, with no server of anybody's."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import rallypoint
+from rallypoint.elastic.place import Place
+from rallypoint.etcd_client import EtcdClient, KeyValue
+from rallypoint.stores.errors import StoreError
+from tests.etcd.servers import shared
+
+
+def meet(run: str, **options: Any) -> list[Place]:
+    """Two nodes, by rank."""
+    endpoint = f"etcd://{shared('3.5').endpoints}"
+
+    def join(_: int) -> Place:
+        return rallypoint.join(endpoint, run=run, nodes=2, join_timeout=30, **options)
+
+    with ThreadPoolExecutor() as pool:
+        return sorted(pool.map(join, range(2)), key=lambda place: place.rank)
+
+
+def again(places: list[Place]) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Place.again, places))
+
+
+def keys(run: str) -> list[KeyValue]:
+    with EtcdClient(shared("3.5").endpoints) as client:
+        return [*client.range(f"/rallypoint/{run}/stores/", prefix=True).kvs]
+
+
+def record(run: str) -> KeyValue:
+    with EtcdClient(shared("3.5").endpoints) as client:
+        found = client.get(f"/rallypoint/{run}/record")
+    assert found is not None
+    return found
+
+
+def test_nodes_share_it_and_each_round_has_its_own() -> None:
+    first, second = places = meet("kept", store="etcd")
+    first.store.set("greeting", "hello")
+    assert second.store.get("greeting") == b"hello"
+    assert second.store.add("count", 2) == 2
+    assert first.store.add("count", 3) == 5
+    old = first.store
+    assert keys("kept")
+    again(places)
+    assert not first.store.check(["greeting"])
+    assert not keys("kept"), "the keys of the last round went with it"
+    assert old is not first.store
+    second.store.set("next", "1")
+    assert first.store.get("next") == b"1"
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(Place.finished, places))
+    assert {kv.lease for kv in keys("kept")} == {record("kept").lease}, "what is left expires with the record"
+
+
+def test_a_wait_ends_with_its_connection_and_no_other() -> None:
+    places = meet("waits", store="etcd")
+    waiting, close = places[0].store.connect(timedelta(seconds=30))
+    other = places[1].store
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(StoreError):
+            waiting.get("never")
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    close()
+    assert ended.wait(20)
+    thread.join()
+    other.set("still", "there")
+    assert places[0].store.get("still") == b"there"
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(Place.finished, places))
