@@ -66,7 +66,7 @@ def test_a_run_id_is_used_again_after_everything_was_killed(
     assert new[0].round > old[0].round
 
 
-@pytest.mark.parametrize("nodes", ["1", "3:4"])
+@pytest.mark.parametrize("nodes", ["1", pytest.param("3:4", marks=pytest.mark.soak)])
 def test_a_run_that_was_killed_is_founded_anew_with_other_bounds(
     stage: EtcdStage, cluster: Cluster, run: str, nodes: str
 ) -> None:
