@@ -10,6 +10,7 @@ import pytest
 
 from rallypoint.core.model import Ending
 from tests.etcd.servers import VERSIONS, Cluster, shared
+from tests.etcd_client.stage import etcd
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, regroup, says, undisturbed
 from tests.waiting import until
 
@@ -41,8 +42,7 @@ def test_nodes_form_one_world_with_a_store_and_end_well(stage: EtcdStage, run: s
 def test_forming_costs_etcd_a_handful_of_writes_however_many_nodes_there_are(
     stage: EtcdStage, run: str, count: int
 ) -> None:
-    cluster = shared("3.5")
-    with observing(cluster.endpoints, run) as observer:
+    with etcd("3.5") as cluster, observing(cluster.endpoints, run) as observer:
         nodes = stage.nodes(*(f"n{number}" for number in range(count)))
         for node in nodes:
             node.join(cluster.endpoints, count, run)
@@ -54,11 +54,10 @@ def test_forming_costs_etcd_a_handful_of_writes_however_many_nodes_there_are(
 
 @pytest.mark.parametrize("world", ["up", "gathering"])
 def test_nothing_is_written_while_nothing_changes(stage: EtcdStage, run: str, world: str) -> None:
-    cluster = shared("3.5")
-    nodes = stage.nodes("a", "b")
-    for node in nodes:
-        node.join(cluster.endpoints, 2 if world == "up" else 3, run, lease_ttl=6)
-    with observing(cluster.endpoints, run) as observer:
+    with etcd("3.5") as cluster, observing(cluster.endpoints, run) as observer:
+        nodes = stage.nodes("a", "b")
+        for node in nodes:
+            node.join(cluster.endpoints, 2 if world == "up" else 3, run, lease_ttl=6)
         if world == "up":
             by_rank(nodes)
         else:

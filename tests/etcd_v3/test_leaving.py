@@ -73,7 +73,7 @@ def test_a_server_whose_node_finished_and_that_waits_no_longer_hands_over(
     assert closing.ending is Ending.SUCCEEDED
 
 
-@pytest.mark.parametrize("then", ["killed", "stopped"])
+@pytest.mark.parametrize("then", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_who_has_finished_stays_so_for_the_next_server(
     stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, then: str
 ) -> None:

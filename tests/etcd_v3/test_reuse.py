@@ -48,7 +48,7 @@ def test_a_run_id_is_used_again_after_failure_once_its_last_node_has_left(
     assert incarnation(c) != incarnation(a)
 
 
-@pytest.mark.parametrize("when", ["at once", "once the claim is gone"])
+@pytest.mark.parametrize("when", ["at once", pytest.param("once the claim is gone", marks=pytest.mark.soak)])
 def test_a_run_id_is_used_again_after_everything_was_killed(
     stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, when: str
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_run_id_is_used_again_after_everything_was_killed(
     assert new[0].round > old[0].round
 
 
-@pytest.mark.parametrize("nodes", ["1", "3:4"])
+@pytest.mark.parametrize("nodes", ["1", pytest.param("3:4", marks=pytest.mark.soak)])
 def test_a_run_that_was_killed_is_founded_anew_with_other_bounds(
     stage: EtcdStage, cluster: Cluster, run: str, nodes: str
 ) -> None:

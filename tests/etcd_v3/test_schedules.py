@@ -16,7 +16,7 @@ from tests.faults.harness import Actor
 from tests.waiting import until
 
 
-@pytest.mark.parametrize("gone", ["killed", "stopped"])
+@pytest.mark.parametrize("gone", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_busy_node_is_in_no_world_that_it_did_not_ask_for_and_is_told_to_regroup(
     stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, gone: str
 ) -> None:

@@ -21,6 +21,9 @@ class WritesProxy:
         self.on_write: Callable[[], bool] | None = None
         self._listener = socket.create_server((HOST, 0))
         self._sockets: list[socket.socket] = []
+        self._held: list[HeldWrites] = []
+        self._cut_soon = False
+        self._is_closed = False
         threading.Thread(target=self._serve, daemon=True).start()
 
     @property
@@ -30,6 +33,7 @@ class WritesProxy:
     def hold_writes(self) -> HeldWrites:
         """From now on writes stop here, and all that comes after them on their connection."""
         held = HeldWrites()
+        self._held.append(held)
         self.on_write = held.hold
         return held
 
@@ -49,26 +53,31 @@ class WritesProxy:
         self.on_write = cut
         return done
 
-    _cut_soon = False
-
     def _serve(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection((HOST, self.port))
+                try:
+                    far = socket.create_connection((HOST, self.port))
+                except OSError:
+                    near.close()
+                    continue
                 self._sockets += [near, far]
+                if self._is_closed:
+                    self.cut()
+                    return
                 threading.Thread(target=self._carry_requests, args=(near, far), daemon=True).start()
                 threading.Thread(target=self._carry_answers, args=(far, near), daemon=True).start()
 
     def _carry_requests(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError):
+        with suppress(OSError), near, far:
             while data := near.recv(65536):
                 if _MARK in data and self.on_write is not None and not self.on_write():
                     continue
                 far.sendall(data)
 
     def _carry_answers(self, far: socket.socket, near: socket.socket) -> None:
-        with suppress(OSError):
+        with suppress(OSError), near, far:
             while data := far.recv(65536):
                 if self._cut_soon:
                     self._cut_soon = False
@@ -85,6 +94,9 @@ class WritesProxy:
             connection.close()
 
     def close(self) -> None:
+        self._is_closed = True
+        for held in self._held:
+            held.let_go()
         self._listener.close()
         self.cut()
 
