@@ -134,27 +134,28 @@ def _take(world: World, details: Event, name: str) -> None:
 
 def check_ends(records: dict[str, list[Event]], worlds: dict[str, World], killed: Mapping[str, float]) -> None:
     """Nobody is told to restart without cause: a member of the world was killed, stood still, or went."""
-    gone: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    stood_still = {name: _stalls(events) for name, events in records.items()}
+    withdrew = {event["details"]["node"]: _at(event) for event in _of(records, "withdrew")}
     left: dict[str, list[float]] = defaultdict(list)
-    for name, events in records.items():
-        gone[name] = [(_at(e) - e["details"]["seconds"], math.inf) for e in events if e["kind"] == "stalled"]
-        gone[name] += [(_at(e), math.inf) for e in events if e["kind"] == "withdrew"]
-        gone[name] += [(killed[name], math.inf)] if name in killed else []
-        for event in events:
-            if event["kind"] == "over" and event["details"]["state"] == "HOLDS":
-                left[event["details"]["seal_id"]].append(_at(event))  # for a newcomer
+    for event in _of(records, "over"):
+        if event["details"]["state"] == "HOLDS":
+            left[event["details"]["seal_id"]].append(_at(event))  # for a newcomer
     for name, events in records.items():
         for event in events:
             if event["kind"] != "over" or event["details"]["state"] != "BROKEN":
                 continue
             seal_id, at = event["details"]["seal_id"], _at(event)
             world = worlds[seal_id]
-            members = {node.partition(".")[0] for node in world.members}
-            suspects = members if len(world.members) == world.size else set(records)
-            is_excused = any(since <= at for member in suspects for since, _ in gone[member])
-            is_left = any(since <= at for since in left[seal_id])
+            is_known = len(world.members) == world.size
+            names = {node.partition(".")[0] for node in world.members} if is_known else set(records)
+            causes = [
+                *(killed[member] <= at for member in names if member in killed),
+                *(_are_excused([at], stood_still.get(member, [])) for member in names),
+                *(withdrew[node] <= at for node in (world.members if is_known else withdrew) if node in withdrew),
+                *(since <= at for since in left[seal_id]),
+            ]
             why = f"{name} was told that its world of round {world.round} is over ({event['why']})"
-            assert is_excused or is_left, f"{why}, and none of its members had gone"
+            assert any(causes), f"{why}, and none of its members had gone"
 
 
 def check_losses(records: dict[str, list[Event]], killed: Mapping[str, float]) -> None:
@@ -164,12 +165,17 @@ def check_losses(records: dict[str, list[Event]], killed: Mapping[str, float]) -
         node_id, at = event["details"]["node"], _at(event)
         lost[node_id] = min(lost.get(node_id, at), at)
     for name, events in records.items():
-        stalls = [(_at(e) - e["details"]["seconds"], _at(e)) for e in events if e["kind"] == "stalled"]
+        stalls = _stalls(events)
         absences = stalls + ([(killed[name], math.inf)] if name in killed else [])
         given_up = [at for node_id, at in lost.items() if node_id.partition(".")[0] == name]
         assert _are_excused(given_up, absences), f"{name} was given up although it was there: {given_up}, {absences}"
         put_out = [_at(e) for e in events if e["kind"] == "over" and e["details"]["state"] == "FENCED"]
         assert _are_excused(put_out, stalls), f"{name} was put out although it was there: {put_out}, {stalls}"
+
+
+def _stalls(events: Iterable[Event]) -> list[tuple[float, float]]:
+    """When a process stood still, by its own record."""
+    return [(_at(e) - e["details"]["seconds"], _at(e)) for e in events if e["kind"] == "stalled"]
 
 
 def _are_excused(moments: Sequence[float], absences: Sequence[tuple[float, float]]) -> bool:
