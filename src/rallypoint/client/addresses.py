@@ -35,7 +35,7 @@ def address_among(endpoints: Iterable[str]) -> str:
     places = [(host.strip("[]"), int(port)) for host, _, port in split]
     # A name that nobody knows says nothing about where this machine is.
     found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
-    return next((address for address in found if not address.startswith("127.")), found[0])
+    return next((address for address in found if not _is_loopback(address)), found[0])
 
 
 def address_toward(host: str, port: int) -> str:

@@ -34,9 +34,15 @@ class Background:
         """Run a coroutine on the loop and wait for it."""
         try:
             self.check()
-            return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
-        finally:
+        except RendezvousError:
             work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()  # whoever waits for it was interrupted, or has no more time
+            raise
 
     def check(self) -> None:
         """Refuse to work in a forked child, where the thread does not exist."""

@@ -268,7 +268,7 @@ class Link:
     async def _connect(self, line: _Line) -> None:
         target = self._target = await self._locator.find(self)
         self._hurry.clear()
-        self._session.secret = target.secret
+        self._session.secret, self._session.claim_id = target.secret, target.claim_id
         for host in target.hosts[:-1]:
             with suppress(OSError, UnicodeError, asyncio.TimeoutError):
                 await self._connect_to(host, target.port, line)
@@ -281,6 +281,8 @@ class Link:
             # Names are looked up anew each time: they may come late, and they may change.
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             self.tried = [str(address[0]) for *_, address in found]
+            if self._hurry.is_set():
+                raise asyncio.TimeoutError("another server was found meanwhile")
         self._connecting = loop.create_task(loop.create_connection(lambda: line, host, port))
         timer = loop.call_later(CONNECT_S, self._connecting.cancel)
         try:
@@ -312,7 +314,7 @@ class Link:
     def move(self) -> None:
         """The server is elsewhere now: connect there at once."""
         self._hurry.set()
-        if self._connecting is not None:
+        if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()
         elif self._transport is not None:
             self._gave_up = "another server has taken its place"
@@ -346,9 +348,9 @@ class Link:
             silence_s = self.view.settings.heartbeat_timeout_s
             self._gave_up = f"it took the connection and was silent for {silence_s:.1f} s"
             self._transport.abort()
+        self._plan_beat()
         self._do(lambda: self._send(self._session.beat(now)))
         self._locator.beat(self)
-        self._plan_beat()
 
     def opened(self, transport: asyncio.Transport) -> None:
         """A connection was made."""
@@ -364,7 +366,12 @@ class Link:
         try:
             self._do(lambda: self._session.received(data, time.monotonic()))
         except RendezvousStateError as exc:
-            self._refuse(str(exc))
+            if self._target is not None and self._target.claim_id:
+                # Something else answers at the port of a claim: it may be another's by now, and is never final (17a).
+                self._gave_up = str(exc)
+                self._drop()
+            else:
+                self._refuse(str(exc))
         if self._session.is_outdated:
             self._gave_up = "another server has taken its place"
             self._drop()

@@ -178,11 +178,15 @@ class Member:
         self._gone = True
         self.link.close()
         done = self._let_go(deadline) and done
+        self._withdraw_stores()
+        return done
+
+    def _withdraw_stores(self) -> None:
+        """End the store that this node serves, and the offer of another."""
         with self._storing:
             self._release_store()
         if self._offer is not None:
             self._offer.withdraw()
-        return done
 
     # For the hostings ---------------------------------------------------------------------------------------------
 

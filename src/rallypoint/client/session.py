@@ -32,6 +32,8 @@ class Session:
         self.process = process
         self.secret = ""
         """That of the claim which the next connection is made to (rule 17j)."""
+        self.claim_id = ""
+        """That claim: a server that welcomes the node under another one was not meant.  Empty at a fixed address."""
         self.connection = 0
         self.connected = False
         self.welcomed = False
@@ -209,6 +211,9 @@ class Session:
                 f"the server speaks version {welcome.protocol} of the protocol and the node version {protocol.VERSION}: "
                 f"run the same release of Rallypoint on both"
             )
+        if self.claim_id and welcome.serving.claim_id != self.claim_id:
+            self.is_outdated = True
+            return
         self.has_standalone_server = protocol.STANDALONE in welcome.capabilities
         self._served_by(welcome.serving, now)
         if not self.is_outdated:

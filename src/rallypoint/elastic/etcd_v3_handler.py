@@ -84,7 +84,8 @@ def create_member(
         )
     settings = settings_from(options)
     serve_store = store_server(options[STORE_OR_ETCD], under_torch=under_torch)
-    call_s = min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2)
+    # A member of etcd that hangs must not keep a node from hearing of a new server within that one's hold (rule 17f).
+    call_s = min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2, settings.reconnect_backoff_s)
     client = open_client(params.endpoint, options, timeout_s=call_s)
     prefix, run_id = options[PREFIX], params.run_id
     address = params.local_addr or address_among(client.endpoints)
@@ -109,7 +110,7 @@ def create_member(
     return _Member(
         client,
         RecordKeys(prefix, run_id),
-        ElectedLocator((client.endpoints, prefix, run_id), where, start),
+        ElectedLocator((client.endpoints, prefix, run_id, address, _shared(options)), where, start),
         run_id,
         Bounds(params.min_nodes, params.max_nodes),
         settings,
@@ -119,6 +120,12 @@ def create_member(
         serve_store=serve_store,
         store_in_etcd=options[STORE_OR_ETCD] == ETCD,
     )
+
+
+def _shared(options: OptionValues) -> tuple[object, ...]:
+    """What the nodes of one process must agree on to share an election."""
+    shared: tuple[Option[Any], ...] = (LEASE_TTL, SERVER_PORT, IS_HOST, *etcd_v3_client.OPTIONS)
+    return tuple(options[option] for option in shared)
 
 
 class _Member(LocatedMember):

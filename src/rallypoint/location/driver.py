@@ -102,6 +102,7 @@ class Driver:
         self._target: Target | None = None
         self._found = asyncio.Event()
         self._done = asyncio.Event()
+        self._done_or_away = asyncio.Event()
         self._unneeded = asyncio.Event()
         self._is_ending = self._is_closed = False
         self._election = Election(
@@ -164,10 +165,12 @@ class Driver:
         if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
             self._unneeded.clear()
             in_time = await _within(self._unneeded.wait(), timeout_s)
+        self._done_or_away.clear()
         self._hand_over()
         # Where the register is away there is nothing to be waited for: the others will find this address refused.
-        left_s = deadline - time.monotonic() if self._is_reached else 0.0
-        handed_over = await _within(self._done.wait(), max(left_s, HAND_OVER_S))
+        if self._is_reached:
+            await _within(self._done_or_away.wait(), max(deadline - time.monotonic(), HAND_OVER_S))
+        handed_over = await _within(self._done.wait(), HAND_OVER_S)
         if seeker in self.users:
             self.users.remove(seeker)
         await self._close()
@@ -203,7 +206,8 @@ class Driver:
             round=newest.round_seen,
             seal_id=seal_id,
             ranks=ranks,
-            leaving=all(session.has_left for session in sessions),
+            # One that knows that the run is closed has no use for a server either.
+            leaving=all(session.has_left or session.view.state is State.CLOSED for session in sessions),
             delivers=not all(session.is_heard for session in sessions),
             trains=self._trains,
             heard_at=max(session.answered_at for session in sessions),
@@ -212,10 +216,14 @@ class Driver:
     def _do(self, actions: list[Action]) -> None:
         if self._is_closed:
             return
-        for action in actions:
-            self._perform(action)
+        try:
+            for action in actions:
+                self._perform(action)
+        except Exception:  # a mistake of our own must not end the election of a run that goes on
+            log.exception("run %r: what the election decided was not done", self.run_id)
         if self._election.is_done:
             self._done.set()
+            self._done_or_away.set()
         self._listen()
         self._plan()
 
@@ -224,7 +232,8 @@ class Driver:
         if isinstance(action, (Read, Write)):
             self._call(action)
         elif isinstance(action, Bind):
-            self._loop.call_soon(self._bind)
+            # Off the loop, because an address may be a name, and name services take their time.
+            self._calls.call(lambda: _first_free(self._address, self._ports), self._bound)
         elif isinstance(action, Unbind):
             self._unbind()
         elif isinstance(action, Connect):
@@ -286,6 +295,7 @@ class Driver:
             if isinstance(problem, RegisterRefusedError):
                 for user in self.users:
                     user.refuse(str(problem))
+            self._done_or_away.set()
             self._do(election.away(str(problem) or repr(problem), now))
             return
         if entry is not None:
@@ -347,15 +357,17 @@ class Driver:
 
     # Serving ------------------------------------------------------------------------------------------------------
 
-    def _bind(self) -> None:
-        listener, problem = _first_free(self._address, self._ports)
-        if listener is None:
+    def _bound(self, listener: socket.socket | None, problem: Exception | None) -> None:
+        now = time.monotonic()
+        if self._is_closed and listener is not None:
+            listener.close()
+        elif listener is None:
             why = f"it cannot listen on {self._address}, port {_written(self._ports)}: {problem}"
-            self._do(self._election.not_bound(why, time.monotonic()))
+            self._do(self._election.not_bound(why, now))
         else:
             self._listener = listener
             port: int = listener.getsockname()[1]
-            self._do(self._election.bound((self._address,), port, time.monotonic()))
+            self._do(self._election.bound((self._address,), port, now))
 
     def _unbind(self) -> None:
         if self._listener is not None:
@@ -416,6 +428,7 @@ class Driver:
         if service is not None:
             service.perform(service.coordinator.step_down(stop.why))
             self._loop.create_task(self._end_service(service))
+        self._unneeded.set()
         self._calls.call(self._register.resign, _ignore)
 
     async def _end_service(self, service: Service) -> None:
@@ -449,15 +462,16 @@ def _ignore(result: object, problem: Exception | None) -> None:
         log.debug("not let go of: %s", problem)
 
 
-def _first_free(address: str, ports: Iterable[int]) -> tuple[socket.socket | None, str]:
-    """A socket that listens on the first of these ports that can be had, or why there is none."""
-    why = "no port was given"
+def _first_free(address: str, ports: Iterable[int]) -> socket.socket:
+    """A socket that listens on the first of these ports that can be had; OSError where none can."""
+    problem: Exception | None = None
     for port in ports:
         try:
-            return listen(address, port), ""
-        except OSError as exc:  # noqa: PERF203  # a range has few ports
-            why = exc.strerror or str(exc)
-    return None, why
+            return listen(address, port)
+        except (OSError, UnicodeError) as exc:  # noqa: PERF203  # a range has few ports
+            problem = exc
+    words = problem.strerror if isinstance(problem, OSError) else None
+    raise OSError(words or str(problem)) from problem
 
 
 def _written(ports: tuple[int, ...]) -> str:

@@ -55,6 +55,7 @@ class LocatedMember(Member):
         except BaseException:
             self.link.close()
             self._let_go(time.monotonic())
+            self._withdraw_stores()
             raise
 
     def _let_go(self, deadline: float) -> bool:

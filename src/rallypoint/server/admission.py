@@ -52,7 +52,7 @@ class Admission(msgspec.Struct, frozen=True):
         """Whether no run more is taken.  A run that has ended is kept for a while and does not count, up to a point."""
         if len(runs) < self.limits.runs:
             return False
-        open_runs = sum(hosted.run.phase is not Phase.CLOSED for hosted in runs.values())
+        open_runs = sum(hosted.run.phase is not Phase.CLOSED and hosted.idle_since is None for hosted in runs.values())
         return open_runs >= self.limits.runs or len(runs) >= 2 * self.limits.runs
 
     def is_proven(self, hello: protocol.Hello) -> bool:

@@ -29,6 +29,11 @@ LONGEST_HOLD_S = 120.0
 """A run whose nodes never come would stay in memory for as long as its own settings say."""
 
 
+KEPT_S = DEFAULTS.outage_grace_s
+"""For how long a run is remembered that nobody is in and that had an incarnation before: a member of that one may have been
+away for so long, and would bring it back at a server that has forgotten how it ended and then restarted."""
+
+
 def hold_of(settings: Settings) -> float:
     """How long a server that has just started listens for the nodes of a run's earlier life (rule 14)."""
     return min(settings.hold_s, LONGEST_HOLD_S)
@@ -79,6 +84,7 @@ class Hosted:
     authority: Authority
     hold_s: float
     epoch: int = 0
+    idle_since: float | None = None
     stood_s: float = 0.0
     written_since: float | None = None
     ahead: Authority | None = None
@@ -237,8 +243,10 @@ class Runs:
             self._keep(run_id, hosted, now)
 
     def _keep(self, run_id: str, hosted: Hosted, now: float) -> None:
-        settled_at = self._started + hosted.hold_s
         is_idle = self._forgets and host.is_idle(hosted.authority)
+        hosted.idle_since = None if not is_idle else now if hosted.idle_since is None else hosted.idle_since
+        kept_s = KEPT_S if hosted.run.last is not None else 0.0
+        settled_at = max(self._started + hosted.hold_s, (hosted.idle_since or 0.0) + kept_s)
         if is_idle and now >= settled_at:
             self.known.pop(run_id, None)
             self._wake.pop(run_id, None)

@@ -29,9 +29,6 @@ from rallypoint.etcd_client import (
 from rallypoint.location.register import Entry, RegisterRefusedError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 
-RELEASE_S = 1.0
-"""How long letting go of a lease may take; it expires otherwise."""
-
 
 class EtcdV3Register:
     """One run's record.  The client is the register's own, and is closed with it.
@@ -52,6 +49,8 @@ class EtcdV3Register:
         """That of this process's claim, and the epochs whose keys are on it."""
         self._epochs: set[int] = set()
         self._run_lease: Lease | None = None
+        self._is_run_lease_unused = False
+        """Whether it was granted for a record that was not written: then it goes with the claim that failed."""
         self._revision = 0
         """That of the last answer: what is written later is heard by a watch from there on."""
         self._found_lease = 0
@@ -88,8 +87,10 @@ class EtcdV3Register:
             try:
                 return self._write(value, record, token)
             except EtcdLeaseLostError:
-                # One of the leases is gone: both are had anew, and what expired with them is written again.
+                # One of the leases is gone: it is had anew, and what expired with it is written again.
+                found = self._found_lease
                 self._drop_leases()
+                self._found_lease = found
                 return self._write(value, record, token)
 
     def wait(self, token: int | None, timeout_s: float) -> int | None:
@@ -139,6 +140,7 @@ class EtcdV3Register:
         if not wrote.succeeded:
             return None
         self._revision, self._found_lease = max(self._revision, wrote.revision), run_lease.id
+        self._is_run_lease_unused = False
         self._epochs = {record.epoch} if record.claim is not None else set()
         return Entry(value, wrote.revision, record.claim is not None)
 
@@ -160,7 +162,7 @@ class EtcdV3Register:
             with suppress(EtcdLeaseLostError):
                 self._run_lease = self._client.adopt(self._found_lease)
                 return self._run_lease
-        self._run_lease = self._client.grant(self._run_ttl_s)
+        self._run_lease, self._is_run_lease_unused = self._client.grant(self._run_ttl_s), True
         return self._run_lease
 
     def _drop_leases(self) -> None:
@@ -169,11 +171,12 @@ class EtcdV3Register:
         self._found_lease = 0
         self._epochs.clear()
         if run_lease is not None:
-            run_lease.release()
+            if self._is_run_lease_unused:
+                run_lease.revoke(wait=False)
+            else:
+                run_lease.release()
         if lease is not None:
-            lease.release()
-            with suppress(EtcdError):
-                self._client.revoke(lease, timeout_s=RELEASE_S)
+            lease.revoke(wait=False)
 
     def _open_watch(self) -> Watch:
         with self._watching:
