@@ -144,9 +144,10 @@ class Election:
         """Whether an answer is awaited."""
         return self._in_flight is not None
 
-    def was_refused_by(self, claim_id: str) -> bool:
-        """Whether the address of a claim that had welcomed this process refused it since."""
-        return self._refused[0] == claim_id
+    @property
+    def refused_by(self) -> str:
+        """The claim that had welcomed this process and whose address refused it since; empty where there is none."""
+        return self._refused[0]
 
     def leave(self, run: Run | None, now: float) -> list[Action]:
         """The last node of this process leaves: hand over where this process serves, and claim nothing any more."""

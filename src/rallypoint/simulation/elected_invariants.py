@@ -46,6 +46,8 @@ class ElectedInvariants(NodeInvariants):
         self._counted: set[str] = set()
         self._epochs: dict[str, tuple[str, int]] = {}
         self._written: dict[str, float] = {}
+        self._refused: dict[str, str] = {}
+        """The claim that had refused a process when it sent its own claim, which may arrive much later."""
         self._taken_over: dict[str, tuple[Record, RecordedWorld]] = {}
 
     # Told by the world --------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class ElectedInvariants(NodeInvariants):
 
     def tries_to_claim(self, peer: Peer) -> None:
         """A process writes a claim."""
+        self._refused[peer.process] = peer.election.refused_by
         self.require(
             peer.leaving is None or not peer.session.is_heard, f"{peer.name} claims although all that it said was heard"
         )
@@ -114,7 +117,7 @@ class ElectedInvariants(NodeInvariants):
             rested_s > 0.9 * old.rest_s
             or self.world.register.has_leases
             or self.forgot
-            or peer.election.was_refused_by(old.id)
+            or self._refused.get(peer.process) == old.id
             or before.epoch > before.met,
             f"{peer.name} took a claim that was renewed {rested_s:.1f} s ago and may rest for {old.rest_s} s",
         )
@@ -269,9 +272,14 @@ class ElectedInvariants(NodeInvariants):
         finishes = (
             view.state is State.FINISHED and peer.leaving is Reason.FINISHED and peer.process not in self._counted
         )
-        if view.world is not None and counts and finishes:
+        if view.world is not None and counts and finishes and not self._has_forgotten(view.world.seal_id):
             self._counted.add(peer.process)
             self.finished.setdefault(view.world.seal_id, set()).add(view.world.rank)
+
+    def _has_forgotten(self, seal_id: str) -> bool:
+        """Whether the register was emptied since it knew of a world: an acknowledgement may have been on its way then."""
+        record = self.world.register.record()
+        return self.forgot and (record is None or record.world is None or record.world.seal_id != seal_id)
 
     def _closing_heard(self, peer: Peer) -> None:
         """A request to close was acknowledged: the record says that this incarnation has ended, or another one runs."""

@@ -261,6 +261,7 @@ class Peer(Agent):
 
     def receive(self, line: int, data: bytes) -> None:
         """Bytes arrived."""
+        was_heard = self.session.is_heard
         super().receive(line, data)
         if line != self.line or not self.session.connected:
             return
@@ -272,7 +273,8 @@ class Peer(Agent):
             self.do(self.election.welcomed(self._target.id, self.session.serving.epoch, self.now))
         if self.session.welcomed and not self.session.is_outdated:
             self.elected.judge.served(self)
-        if self.session.is_heard:
+        # What an earlier server acknowledged says nothing about what this one does.
+        if self.session.is_heard and (not was_heard or self.close_asked):
             self.elected.judge.heard(self)
         if self.leaving is not None:
             self._try_to_leave()

@@ -121,13 +121,15 @@ def end_faults(world: World, do: Do) -> None:
             do(f"heal {agent.name}")
         if agent.alive and agent.stopped:
             do(f"resume {agent.name}")
+    rest_s = REST_S
     if isinstance(world, ElectedWorld):
+        rest_s += world.register.delay_s[1]  # what is on its way to the register arrives all the same
         do("register back loss=0 stale=0 late=0 delay=0.001:0.003")
     elif world.coordinator is None:
         do("restart")
     elif world.coordinator.stopped:
         do("resume authority")
-    do(f"advance {REST_S:.0f}")
+    do(f"advance {rest_s:.0f}")
 
 
 def significant(events: Counter[str]) -> int:
