@@ -359,3 +359,12 @@ def test_the_backend_is_one_for_all_ways_to_take_part() -> None:
     assert join_timeout_s == 7
     assert member.run_id.startswith("run-")
     member.leave(Reason.WITHDREW, patience_s=0.0)
+
+
+def test_handlers_of_one_process_that_may_not_do_the_same_do_not_share_an_election() -> None:
+    endpoint, run_id = shared().endpoint, fresh_run()
+    idle = handler_at(endpoint, run_id=run_id, is_host=False)
+    handler = handler_at(endpoint, run_id=run_id)
+    assert handler.next_rendezvous().rank == 0
+    assert handler.shutdown()
+    idle.shutdown()

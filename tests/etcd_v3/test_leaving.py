@@ -6,6 +6,7 @@ import pytest
 
 from rallypoint.core.model import Ending
 from tests.etcd.servers import VERSIONS, Cluster, shared
+from tests.etcd_client.stage import etcd, etcdctl
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others, regroup, undisturbed
 from tests.waiting import until
 
@@ -152,3 +153,30 @@ def test_a_handler_that_is_shut_down_at_once_leaves_no_claim(
     until(lambda: observer.claims() == (), "no claim is left")
     record = observer.record()
     assert record is None or record.claim is None
+
+
+def test_a_node_that_knows_that_the_run_is_closed_founds_no_other_one(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """The server closes the run and goes; the other node takes its time to stop its workers."""
+    nodes = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+    server = observer.server(nodes)
+    (other,) = others(nodes, server)
+    incarnation = observer.known().incarnation
+    server.ask("close", "closed")
+    server.ask("finish", "left")
+    until(lambda: other.standing()["state"] == "CLOSED", "it is told")
+    assert other.standing()["claim"] == ""
+    record = observer.known()
+    assert (record.incarnation, record.claim) == (incarnation, None)
+    assert record.closing is not None
+
+
+def test_processes_that_lose_the_race_to_serve_leave_no_lease_behind(stage: EtcdStage, run: str) -> None:
+    with etcd() as cluster:
+        nodes = stage.nodes(*(f"n{number}" for number in range(6)))
+        for node in nodes:
+            node.join(cluster.endpoints, 6, run)
+        by_rank(nodes)
+        # That of the run, and that of the claim.
+        until(lambda: "found 2 leases" in etcdctl(cluster, "lease", "list"), "the losers revoke theirs")

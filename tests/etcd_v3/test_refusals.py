@@ -6,6 +6,7 @@ import http.server
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -172,3 +173,39 @@ def test_something_else_that_answers_where_the_server_was_is_no_reason_to_give_u
             node.changed()
             node.again()
         by_rank(rest, round=2)
+
+
+@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_stranger_that_speaks_where_the_claim_says_the_server_is_keeps_nobody_out(
+    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, banner: bytes
+) -> None:
+    """Rule 17a: it is never final; once the lease of the claim has ended, a node that waited claims."""
+    (host,) = nodes = stage.nodes("host")
+    host.join(cluster.endpoints, 2, run)
+    until(lambda: observer.claims() != (), "it serves")
+    port = observer.server(nodes).standing()["port"]
+    host.kill()
+    with socket.create_server((HOST, port), reuse_port=False) as stranger:
+        threading.Thread(target=_greet, args=(stranger, banner), daemon=True).start()
+        a, b = stage.nodes("a", "b")
+        for node in (a, b):
+            node.join(cluster.endpoints, 2, run)
+        by_rank([a, b])
+
+
+def _greet(listener: socket.socket, banner: bytes) -> None:
+    """Say the same to everybody, until the listener is closed."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(banner)
+                connection.recv(1)
+
+
+def test_an_address_that_is_no_name_is_said_and_nobody_waits_for_this_node_to_serve(
+    stage: EtcdStage, cluster: Cluster, run: str
+) -> None:
+    odd = stage.node("odd")
+    odd.join(cluster.endpoints, 1, run, local_addr="node..example", join_timeout=2.0)
+    assert "cannot listen on node..example" in odd.failed("RendezvousTimeoutError")

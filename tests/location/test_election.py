@@ -450,7 +450,7 @@ def test_the_hold_is_short_and_the_ranks_of_the_server_are_lost_where_its_addres
     assert process.only(Serve).run.predecessor == Predecessor("s4", (0,), until)
 
 
-@pytest.mark.parametrize("silent_s", [3.0, 6.0])
+@pytest.mark.parametrize("silent_s", [4.0, 6.0])
 def test_where_the_claim_is_only_stale_others_may_not_have_noticed(silent_s: float) -> None:
     """Rule 17f: the hold allows for two reads; the server's ranks are lost once it was silent for long enough."""
     member = {**MEMBER, "ranks": (1,), "heard_at": START}
@@ -462,6 +462,24 @@ def test_where_the_claim_is_only_stale_others_may_not_have_noticed(silent_s: flo
     assert hold_s(process) == pytest.approx(SETTINGS.hold_s + 2 * POLL_S)
     until = max(START + SETTINGS.heartbeat_timeout_s, process.now + SETTINGS.reconnect_grace_s)
     assert process.only(Serve).run.predecessor == Predecessor("s4", (0,), until)
+
+
+def test_a_server_that_still_answers_has_time_to_renew_a_claim_that_went_stale() -> None:
+    """Rule 17e: the medium stood still, and the lease of a healthy server ended with that."""
+    process = was_welcomed(a_record(world=WORLD, claim=a_claim(ranks=(0,))), **{**MEMBER, "ranks": (1,)})
+    process.register.claim_lives = False
+    began = process.now
+    for step in range(1, 4):
+        process.now = began + step * SETTINGS.heartbeat_timeout_s / 3
+        process.candidate = msgspec.structs.replace(process.candidate, heard_at=process.now)
+        process.look()
+        process.answer(Read)
+    assert process.election.serving is None
+    process.now += SETTINGS.heartbeat_timeout_s / 2
+    process.candidate = msgspec.structs.replace(process.candidate, heard_at=process.now)
+    process.look()
+    process.settle()
+    assert process.election.serving is not None
 
 
 # Closed ---------------------------------------------------------------------------------------------------------------

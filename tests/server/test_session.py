@@ -54,6 +54,15 @@ def test_a_node_that_has_only_connected_hears_that_the_server_is_there() -> None
     assert not pair.server.runs.known
 
 
+def test_a_server_that_was_not_meant_is_left_again() -> None:
+    """Rule 17a: something else may serve at the port of a claim by now."""
+    pair = Pair()
+    pair.session.claim_id = "c1"
+    pair.connect()
+    assert not pair.session.welcomed
+    assert pair.session.is_outdated
+
+
 def test_a_request_to_close_goes_on_under_the_next_identity_of_a_node() -> None:
     pair = Pair()
     pair.place()

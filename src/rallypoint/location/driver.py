@@ -39,7 +39,7 @@ from rallypoint.location.actions import (
 )
 from rallypoint.location.calls import Caller
 from rallypoint.location.claiming import Candidate
-from rallypoint.location.election import Election
+from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.places import ranks_of_process
 from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
 from rallypoint.server.effects import Effects
@@ -49,8 +49,6 @@ from rallypoint.server.sockets import listen
 
 log = logging.getLogger("rallypoint.server")
 
-SUSPICIOUS = 0.75
-"""The share of the time-out after which a silent server is doubted."""
 LISTEN_S = 30.0
 """For how long one call listens for changes."""
 LISTEN_AGAIN_S = 1.0

@@ -31,6 +31,8 @@ from rallypoint.location.register import Entry
 from rallypoint.location.serving import Serving
 from rallypoint.location.staleness import Watched, seen
 
+SUSPICIOUS = 0.75
+"""The share of the time-out after which a silent server is doubted."""
 READS_AWAITED = 2
 """How many reads of the others a takeover allows for, where they may not have noticed yet (rule 17f)."""
 
@@ -73,6 +75,8 @@ class Election:
         self._refused: tuple[str, float, int | None] = ("", 0.0, None)
         """A claim that had welcomed this process and then refused it, when, and the beat that was read after that."""
         self._failing: tuple[str, float] = ("", 0.0)
+        self._stale: tuple[str, float] = ("", 0.0)
+        """A claim that was read as stale, and since when."""
         self._delayed: tuple[object, float] = (None, 0.0)
         self._offer: Claim | None = None
         self._over: Record | None = None
@@ -264,17 +268,28 @@ class Election:
             return self._may_be_taken(candidate, now)
         claim = record.claim
         self._watched = seen(self._watched, record, self._entry.claim_lives if self._entry else None, started, now)
+        if not self._watched.stale:
+            self._stale = ("", 0.0)
         if self._offer is not None and claim.id == self._offer.id:
             assert self._entry is not None, "a record was read"
             if now - started > self._rest_s / 2:
                 self._read_at = now
                 return self._go(now)
             return self._serve(record, self._entry, now)  # the answer to the write that claimed was lost
-        if self._watched.stale or self._has_refused(claim, started) or self._in_vain(candidate, record, now):
+        stale = self._watched.stale and not self._answers(candidate, claim, now)
+        if stale or self._has_refused(claim, started) or self._in_vain(candidate, record, now):
             return self._may_be_taken(candidate, now)
         self._read_at = now + self._poll_s
         self.why = f"the server at {', '.join(claim.addresses)}, port {claim.port}, is being reached"
         return [*self._unbind(), Connect(claim, record.epoch), Wait(self._entry and self._entry.token)]
+
+    def _answers(self, candidate: Candidate, claim: Claim, now: float) -> bool:
+        """Whether a server whose claim is stale still answers, and has had no time yet to renew it (rule 17e)."""
+        if self._stale[0] != claim.id:
+            self._stale = (claim.id, now)
+        timeout_s = candidate.settings.heartbeat_timeout_s
+        heard = claim.id == self._welcomed and now - candidate.heard_at < SUSPICIOUS * timeout_s
+        return heard and now - self._stale[1] < timeout_s
 
     def _has_refused(self, claim: Claim, started: float) -> bool:
         """Whether the server's address has refused this process, and nothing read since shows that it lives."""

@@ -26,7 +26,7 @@ from rallypoint.location.actions import (
     Write,
 )
 from rallypoint.location.claiming import Candidate
-from rallypoint.location.election import Election
+from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.register import Entry
 from rallypoint.simulation.agent import Agent
 from rallypoint.simulation.virtual_server import VirtualServer
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 CLOSE_S = 6.0
 """How long a process that leaves stays for others at most."""
-SUSPICIOUS = 0.75
-"""The share of the time-out after which a silent server is doubted."""
 
 
 class Peer(Agent):
