@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -37,20 +37,23 @@ def test_a_node_of_version_1_is_told_which_version_the_server_speaks(stage: Stag
 
 @contextmanager
 def _server_of_version_1(answer: dict[str, Any]) -> Iterator[str]:
-    """It answers the first that calls, whatever is said to it."""
+    """It answers everybody that calls, whatever is said to it; a node calls when it is made, and when it joins."""
 
     def serve() -> None:
-        caller, _ = listener.accept()
-        with caller:
-            caller.recv(65536)
-            caller.sendall(_bytes(answer))
-            while caller.recv(65536):
-                pass
+        with suppress(OSError):
+            while True:
+                caller, _ = listener.accept()
+                with caller:
+                    caller.recv(65536)
+                    caller.sendall(_bytes(answer))
+                    while caller.recv(65536):
+                        pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 

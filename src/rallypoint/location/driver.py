@@ -155,14 +155,13 @@ class Driver:
     async def leave(self, seeker: Seeker, timeout_s: float) -> bool:
         """A node has no more use for the server; the last one of this process ends the election here."""
         deadline = time.monotonic() + timeout_s
-        in_time = True
         if seeker in self.users and len(self.users) > 1:
             self.users.remove(seeker)
             return True
         self._is_ending = True
         if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
             self._unneeded.clear()
-            in_time = await _within(self._unneeded.wait(), timeout_s)
+            await _within(self._unneeded.wait(), timeout_s)
         self._done_or_away.clear()
         self._hand_over()
         # Where the register is away there is nothing to be waited for: the others will find this address refused.
@@ -172,7 +171,7 @@ class Driver:
         if seeker in self.users:
             self.users.remove(seeker)
         await self._close()
-        return in_time and handed_over
+        return handed_over
 
     @property
     def is_over(self) -> bool:
