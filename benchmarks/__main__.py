@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import documents, etcd_client, etcd_v2, etcd_v3, keys, meeting, simulated, slow_disk, torchrun
+from benchmarks import c10d, etcd_client, etcd_v2, etcd_v3, keys, meeting, simulated, slow_disk, torchrun
 
 OUTPUT = Path("build/bench")
 
@@ -17,7 +17,7 @@ def main() -> None:
     console = Console()
     meeting.run(console, OUTPUT)
     keys.run(console, OUTPUT)
-    documents.run(console, OUTPUT)
+    c10d.run(console, OUTPUT)
     torchrun.run(console, OUTPUT)
     etcd_v2.run(console, OUTPUT)
     etcd_v3.run(console, OUTPUT)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import elected, versions
+from benchmarks import elected, registers, versions
 from benchmarks.node import PLACE
 from benchmarks.processes import free_port, server
 from benchmarks.versions import BUILD, ROOT, Version
@@ -55,16 +55,19 @@ class Yardstick(NamedTuple):
     measure: Callable[[Path], Figures]
     turns: int = TURNS
     show: Show = "{:.3f}".format
+    torch: Callable[[], Figures] | None = None
+    """The same on torch's own backend, where it has one that can do it."""
 
 
 class Row(NamedTuple):
-    """What one figure of a yardstick was, in each turn; a version that failed has a sentence instead."""
+    """What one figure of a yardstick was, in each turn, and torch's; what failed has a sentence instead."""
 
     what: str
     server: str
     before: list[float] | str
     now: list[float] | str
     show: Show
+    torch: list[float] | str | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -76,7 +79,7 @@ class Row(NamedTuple):
     @property
     def failures(self) -> list[str]:
         """What went wrong, a sentence for each version that failed."""
-        sides = (("before", self.before), ("now", self.now))
+        sides = (("before", self.before), ("now", self.now), ("torch", self.torch))
         return [f"{self.what}, {self.server}, {side}: {told}" for side, told in sides if isinstance(told, str)]
 
 
@@ -98,6 +101,7 @@ def yardsticks() -> Iterator[Yardstick]:
     for place in SERVERS:
         yield _forming_alone(place)
     yield from _on_etcd()
+    yield from _on_registers()
 
 
 def _on_etcd() -> Iterator[Yardstick]:
@@ -122,6 +126,32 @@ def _on_etcd() -> Iterator[Yardstick]:
     yield yardstick("SIGSTOP of the serving node of four", 4, elected.pausing)
     yield yardstick(f"etcd stopped for {elected.AWAY_S:.0f} s, a node of four killed", 4, elected.standstill)
     yield yardstick(f"{IDLE:,} idle: CPU of etcd", IDLE, partial(elected.idling, nodes=IDLE), "{:.1%}".format)
+
+
+def _on_registers() -> Iterator[Yardstick]:
+    """A server that is elected through a c10d store, or etcd's API v2; beside torch's own backends of those names."""
+
+    def forming(backend: str, shares: list[int], how: str, *, beside_torch: bool = True) -> Yardstick:
+        measure = partial(registers.forming, shares=shares, backend=backend)
+        return Yardstick(
+            f"form {sum(shares):,}, {how}",
+            backend,
+            sum(shares),
+            measure,
+            torch=partial(measure, None) if beside_torch else None,
+        )
+
+    one, threads = "one node per process", "threads in four processes"
+    yield forming("c10d", [1] * 4, one)
+    yield forming("c10d", [1] * 64, one, beside_torch=False)
+    yield forming("c10d", split(128), threads)
+    yield forming("c10d", split(1000), threads, beside_torch=False)
+    yield forming("etcd-v2", [1] * 4, one)
+    yield forming("etcd-v2", split(64), threads)
+    for backend in registers.REGISTERS:
+        for is_server, what in ((False, "a node"), (True, "the serving node")):
+            losing = partial(registers.losing, backend=backend, server=is_server)
+            yield Yardstick(f"kill -9 of {what} of four", backend, 4, losing)
 
 
 @contextmanager
@@ -187,21 +217,32 @@ def compare(yardstick: Yardstick, before: Version, now: Version, turns: int) -> 
                 except (OSError, RuntimeError, ValueError) as exc:
                     failed[version] = str(exc)
     names = next((list(found[0]) for found in figures.values() if found), [""])
+    torch = None if yardstick.torch is None else _torchs(yardstick.torch)
 
     def column(version: Version, name: str) -> list[float] | str:
         return failed.get(version) or [found[name] for found in figures[version]]
 
     return [
-        Row(yardstick.what + name, yardstick.server, column(before, name), column(now, name), yardstick.show)
+        Row(yardstick.what + name, yardstick.server, column(before, name), column(now, name), yardstick.show, torch)
         for name in names
     ]
 
 
-def run(console: Console, output: Path, before: Version, now: Version, turns: int | None, at_most: int) -> bool:
+def _torchs(measure: Callable[[], Figures]) -> list[float] | str:
+    """torch's figure, once: it takes seconds, and varies less than it differs from ours."""
+    try:
+        return list(measure().values())
+    except (OSError, RuntimeError, ValueError) as exc:
+        return str(exc)
+
+
+def run(
+    console: Console, output: Path, before: Version, now: Version, turns: int | None, at_most: int, only: str = ""
+) -> bool:
     """Measure everything for at most so many nodes, and print it; whether both versions passed all of it."""
     rows: list[Row] = []
     for yardstick in yardsticks():
-        if yardstick.nodes <= at_most:
+        if yardstick.nodes <= at_most and only in (yardstick.server, ""):
             for row in compare(yardstick, before, now, turns or yardstick.turns):
                 rows.append(row)
                 _append(output / "before.jsonl", row, before, now)
@@ -215,7 +256,8 @@ def run(console: Console, output: Path, before: Version, now: Version, turns: in
 
 def _table(rows: Sequence[Row], before: Version, now: Version) -> Table:
     title = f"before ({_short(before)}) and now ({_short(now)}): seconds, least/median/most"
-    table = Table("yardstick", "server", "before", "now", "now / before", title=title, title_justify="left")
+    columns = ("yardstick", "server", "torch", "before", "now", "now / before")
+    table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*_cells(row))
     return table
@@ -227,11 +269,15 @@ def _short(version: Version) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    columns = (_spread(told, row.show) for told in (row.before, row.now))
+    columns = (_spread(told, row.show) for told in (row.torch, row.before, row.now))
     return row.what, row.server, *columns, "" if row.ratio is None else f"{row.ratio:.2f}"
 
 
-def _spread(figures: list[float] | str, show: Show) -> str:
+def _spread(figures: list[float] | str | None, show: Show) -> str:
+    if figures is None:
+        return ""
+    if len(figures) == 1 and not isinstance(figures, str):
+        return show(figures[0])
     if isinstance(figures, str):
         return "failed"
     return "/".join(show(figure) for figure in (min(figures), median(figures), max(figures)))
@@ -247,6 +293,7 @@ def _append(file: Path, row: Row, before: Version, now: Version) -> None:
         "server": row.server,
         "before": row.before,
         "now": row.now,
+        "torch": row.torch,
         "ratio": row.ratio,
     }
     with file.open("a", encoding="utf-8") as lines:
@@ -260,6 +307,7 @@ def main() -> None:
     parser.add_argument("--now", type=Path, default=ROOT, metavar="FOLDER", help="the tree that is measured beside it")
     parser.add_argument("--turns", type=int, metavar="N", help="how often each version is measured")
     parser.add_argument("--at-most", type=int, default=IDLE, metavar="NODES", help="leave out yardsticks with more")
+    parser.add_argument("--only", default="", metavar="SERVER", help="only what is served so, for example c10d")
     given = parser.parse_args()
     # SystemExit instead of sudden death: the processes and the folder are cleared away.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -271,7 +319,7 @@ def main() -> None:
         for version in (before, now):
             versions.prepare(version)
         console = Console(width=None if sys.stdout.isatty() else 120)
-        passed = run(console, output, before, now, given.turns, given.at_most)
+        passed = run(console, output, before, now, given.turns, given.at_most, given.only)
     sys.exit(0 if passed else 1)
 
 

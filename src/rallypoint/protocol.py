@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rallypoint.core.events import Announced, CloseAsked, Joined, Left
-from rallypoint.core.model import Count, Name, Round, Text, Token
+from rallypoint.core.model import Count, Name, Round, Seconds, Text, Token, Why
 from rallypoint.core.notices import (
     Broken,
     Fenced,
@@ -27,7 +27,7 @@ from rallypoint.core.notices import (
     WaitingCount,
 )
 from rallypoint.errors import RendezvousStateError
-from rallypoint.report import NodeLine, RunLine
+from rallypoint.report import KeptOutLine, NodeLine, RunLine
 
 VERSION = 2
 FRAME_LIMIT = 64 * 1024
@@ -115,12 +115,22 @@ class AskClose(msgspec.Struct, frozen=True, tag="ask-close"):
     why: Text = ""
 
 
-class AskEvict(msgspec.Struct, frozen=True, tag="ask-evict"):
-    """Give a node up, by its name or id."""
+class AskEvict(msgspec.Struct, frozen=True, tag="ask-evict", omit_defaults=True):
+    """Give a node up, by its name or id, and keep it out for so long; None: the server decides."""
 
     number: Count
     run_id: Token
-    node: Token
+    node: Text
+    for_s: Seconds | None = None
+    why: Why = ""
+
+
+class AskLift(msgspec.Struct, frozen=True, tag="ask-lift"):
+    """Let a node in again that was evicted, by its name or id."""
+
+    number: Count
+    run_id: Token
+    node: Text
 
 
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,13 +181,14 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
 
 
 class Status(msgspec.Struct, frozen=True, tag="status", omit_defaults=True):
-    """Where a run stands: at most a page of its nodes, and how many there are."""
+    """Where a run stands: at most a page of its nodes, and how many there are; at most a page of who is kept out."""
 
     number: Count
     run: RunLine | None = None
     bounds: str = ""
     nodes: tuple[NodeLine, ...] = ()
     messages: dict[str, int] = {}
+    kept_out: tuple[KeptOutLine, ...] = ()
 
 
 class Runs(msgspec.Struct, frozen=True, tag="runs"):
@@ -189,14 +200,14 @@ class Runs(msgspec.Struct, frozen=True, tag="runs"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
-    """What was asked for was done, or was not, and why."""
+    """What was asked for was done, or was not; what there is to say of it."""
 
     number: Count
     done: bool
     why: Text = ""
 
 
-Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict
+Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict | AskLift
 Answer = Peers | Runs | Status | Done
 FromNode = Hello | Proof | Ping | Joined | Announced | Left | CloseAsked | Ask
 FromServer = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rallypoint.core import transition
-from rallypoint.core.model import Run
+from rallypoint.core.model import Node, Run, find_node, kept_out
 from rallypoint.errors import RendezvousError
 
 
@@ -19,6 +19,16 @@ class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
     standing: str
     rank: int | None = None
     address: str = ""
+
+
+class KeptOutLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node that an administrator evicted, and for how long it is still kept out.  It need not be there."""
+
+    name: str
+    id: str
+    left_s: float
+    address: str = ""
+    why: str = ""
 
 
 class RunLine(msgspec.Struct, frozen=True):
@@ -60,13 +70,22 @@ def nodes_of(run: Run) -> Iterator[NodeLine]:
         yield NodeLine(node_id.partition(".")[0], node_id, "finished")
 
 
-def node_to_evict(run: Run, name: str) -> str | None:
-    """The id of the node with this id or name, the newest where several have the name; None where there is none.
+def kept_out_of(run: Run, now: float) -> Iterator[KeptOutLine]:
+    """Everybody whom an administrator keeps out of a run."""
+    for eviction in kept_out(run, now):
+        node = eviction.node
+        yield KeptOutLine(node.name, node.id, eviction.until - now, node.address, eviction.why)
 
-    `RendezvousError` where it has finished: there is nobody left who could be evicted.
+
+def node_to_evict(run: Run, name: str, now: float) -> Node | None:
+    """The node with this id or name, the newest where several have the name; None where there is none.
+
+    One that is kept out already can be evicted once more, where no other has the name.  `RendezvousError` where it has
+    finished: there is nobody left who could be evicted.
     """
     named = [node.id for node in nodes_of(run) if name in (node.id, node.name)]
-    here = [node_id for node_id in named if node_id not in run.finished]
+    here = [node for node_id in named if node_id not in run.finished and (node := find_node(run, node_id)) is not None]
+    here = here or [eviction.node for eviction in kept_out(run, now) if name in (eviction.node.id, eviction.node.name)]
     if named and not here:
         raise has_finished(run.run_id, name)
     return here[-1] if here else None

@@ -90,18 +90,6 @@ def test_close_tells_the_nodes_why(node: Process, endpoint: str) -> None:
     assert node.ends() == 1
 
 
-def test_an_evicted_node_hears_of_it_and_the_others_regroup(endpoint: str, started: Started) -> None:
-    names = ("node1", "node2")
-    node, evicted = (started.add(start_node(endpoint, "llama", name, "--nodes", "1:2")) for name in names)
-    for member in (node, evicted):
-        member.expect('"placed", "round": 1, .*"size": 2')
-    told = answer("evict", "llama", "node2", "--endpoint", endpoint)
-    assert told == "node 'node2' was evicted from run 'llama'\n"
-    for member in (node, evicted):
-        member.expect('"changed"')
-        member.expect('"placed"')
-
-
 # Watching -------------------------------------------------------------------------------------------------------------
 
 
@@ -173,29 +161,8 @@ def test_watch_of_a_run_that_is_not_there(endpoint: str) -> None:
     assert refused("status", "other", "--watch", "--endpoint", endpoint) == f"there is no run 'other' at {endpoint}"
 
 
-def test_a_node_that_is_not_there(node: Process, endpoint: str) -> None:
-    assert refused("evict", "llama", "node7", "--endpoint", endpoint) == (
-        f"there is no node 'node7' in run 'llama' at {endpoint}"
-    )
-
-
 def test_a_name_longer_than_any_run_has(endpoint: str) -> None:
     assert "`str` of length <= 128" in refused("status", "x" * 1000, "--endpoint", endpoint)
-
-
-def test_a_server_that_a_node_hosts(started: Started) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    program = (
-        "import sys, rallypoint\n"
-        f"with rallypoint.join({endpoint!r}, run='job', nodes=1, is_host=True):\n"
-        "    print('joined', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    started.add(Process(sys.executable, "-c", program)).expect("joined")
-    for question in QUESTIONS:
-        assert refused(*question, "--endpoint", endpoint) == (
-            f"the server at {endpoint} hung up: this server is part of a job: it offers no listing and no administration"
-        )
 
 
 @contextmanager

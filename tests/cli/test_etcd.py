@@ -60,7 +60,7 @@ def test_status_and_runs(node: Process, endpoint: str, prefix: str) -> None:
     (told,) = answer_json("status", *at)
     assert (told["run_id"], told["live"], told["bounds"]) == ("llama", 1, "1")
     told = refused("evict", "llama", "node7", *at)
-    assert re.fullmatch(r"there is no node 'node7' in run 'llama' at 127\.0\.0\.1:[0-9]+", told)
+    assert re.fullmatch(r"there is no node 'node7' in run 'llama' \(it has node1\) at 127\.0\.0\.1:[0-9]+", told)
 
 
 def test_close_tells_the_nodes_why(node: Process, endpoint: str, prefix: str) -> None:
@@ -71,8 +71,8 @@ def test_close_tells_the_nodes_why(node: Process, endpoint: str, prefix: str) ->
 
 def test_an_evicted_node_hears_of_it(node: Process, endpoint: str, prefix: str) -> None:
     told = answer("evict", "llama", "node1", "--endpoint", endpoint, "--etcd-prefix", prefix)
-    assert told == "node 'node1' was evicted from run 'llama'\n"
-    node.expect("changed: node1 is no longer part of round 1: it was given up or left behind")
+    assert told == "node 'node1' was evicted from run 'llama' and is kept out for 30 s\n"
+    node.expect("changed: node1 was evicted by an administrator and is kept out for another 30 s")
 
 
 def test_what_is_wrong_is_said_in_a_sentence() -> None:

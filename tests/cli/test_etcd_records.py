@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.cli.etcd_visitor import EtcdRecords
 from rallypoint.client.admin import NotDoneError
 from rallypoint.core.model import Ending
 from rallypoint.core.record import Outcome, Record, encode
+from rallypoint.elastic.etcd_v3_records import EtcdRecords
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from tests.cli.processes import answer, answer_json, refused
@@ -83,7 +83,10 @@ def test_the_commands_ask_the_server_that_the_record_names(etcd: Etcd) -> None:
         assert header.split() == ["node", "rank", "standing", "address", "id"]
         assert re.fullmatch(r"node1 +waiting +127\.0\.0\.1 +node1\.1", row)
         assert counts.startswith("the server's messages so far: ")
-        assert answer("evict", "llama", "node1", *etcd.at) == "node 'node1' was evicted from run 'llama'\n"
+        assert (
+            answer("evict", "llama", "node1", *etcd.at)
+            == "node 'node1' was evicted from run 'llama' and is kept out for 30 s\n"
+        )
         told = answer("close", "llama", *etcd.at, "--why", "the budget is spent")
         assert told == "run 'llama': closed as failed: the budget is spent\n"
 

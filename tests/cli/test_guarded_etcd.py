@@ -77,8 +77,11 @@ def test_who_shows_certificates_and_knows_the_password_is_answered(node: Process
     (told,) = answer_json("status", *guarded.at())
     assert (told["run_id"], told["live"]) == ("llama", 1)
     assert answer("runs", *guarded.at()).splitlines()[1].split()[:2] == ["llama", "sealed"]
-    assert answer("evict", "llama", "node1", *guarded.at()) == "node 'node1' was evicted from run 'llama'\n"
-    node.expect("changed: node1 is no longer part of round 1: it was given up or left behind")
+    assert (
+        answer("evict", "llama", "node1", *guarded.at())
+        == "node 'node1' was evicted from run 'llama' and is kept out for 30 s\n"
+    )
+    node.expect("changed: node1 was evicted by an administrator and is kept out for another 30 s")
 
 
 def test_a_run_is_closed(node: Process, guarded: Guarded) -> None:

@@ -33,7 +33,7 @@ def test_every_command_has_help(command: str) -> None:
         (["sing"], "invalid choice: 'sing'"),
         (["serve"], "the following arguments are required: --bind"),
         (["serve", "--bind", "127.0.0.1:many"], "the port 'many' is no number from 0 to 65535"),
-        (["runs", "--endpoint", "http://127.0.0.1:29400"], "it is a URL, and this backend takes no scheme"),
+        (["runs", "--endpoint", "http://127.0.0.1:29400"], "begins with http://, which is unknown here"),
         (["close"], "the following arguments are required: RUN"),
         (["evict", "llama"], "the following arguments are required: NODE"),
     ],

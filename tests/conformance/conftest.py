@@ -1,15 +1,16 @@
 """Every test of the suite plays on every backend; those of one backend run one after another, on one worker.
 
-What takes long is left to the soaks where the quick suite shows it elsewhere: on the server in `tests/faults`, on
-documents in files by a user's own backend, on the older etcd protocol in `tests/etcd`.
+What takes long is left to the soaks where the quick suite shows it elsewhere: on the server in `tests/faults`, on records
+in files by a user's own backend, on the older etcd protocol in `tests/etcd`.
 """
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.kinds import KINDS, Kind, Medium
+from tests.conformance.kinds import KINDS, Medium
 from tests.conformance.scene import Scene, Troupe
+from tests.conformance.where import params
 
 
 @pytest.fixture(scope="session")
@@ -35,11 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
 
 
-def _marks(name: str, kind: Kind) -> list[pytest.MarkDecorator]:
-    together = pytest.mark.xdist_group(f"conformance {name}")
-    return [together, pytest.mark.soak] if kind.only_in_soak else [together]
-
-
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Medium]]:
     """What nodes meet through, one for each backend; each test has a run of its own in it."""
@@ -51,7 +47,7 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Medium
             medium.end()
 
 
-@pytest.fixture(params=[pytest.param(name, marks=_marks(name, kind)) for name, kind in KINDS.items()])
+@pytest.fixture(params=params(KINDS))
 def scene(
     request: pytest.FixtureRequest,
     troupe: Troupe,

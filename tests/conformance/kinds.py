@@ -68,7 +68,7 @@ class LockedMedium(Medium):
 
 
 class FolderMedium(Medium):
-    """A document in a folder: it is away while the folder has another name."""
+    """Records in a folder: it is away while the folder has another name."""
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -133,6 +133,10 @@ def _rallypoint(folder: Path) -> Medium:
     return Medium(server.endpoint, server)
 
 
+def _address(folder: Path) -> Medium:
+    return Medium(f"127.0.0.1:{free_port()}")
+
+
 def _tcp(kind: str) -> Callable[[Path], Medium]:
     def start(folder: Path) -> Medium:
         server = Actor("tests.conformance.store_server", kind, str(free_port()))
@@ -154,59 +158,51 @@ def _folder(folder: Path) -> Medium:
 
 
 COMMON: dict[str, Any] = {"last_call_timeout": 10, "join_timeout": 40, "close_timeout": 10}
-SERVER: dict[str, Any] = {
-    **COMMON,
-    "heartbeat_interval": INTERVAL_S,
-    "heartbeat_timeout": TIMEOUT_S,
-    "is_host": False,
-}
-DOCUMENT: dict[str, Any] = {
-    **COMMON,
-    "keep_alive_interval": INTERVAL_S,
-    "keep_alive_max_attempt": round(TIMEOUT_S / INTERVAL_S),
-}
-TCP: dict[str, Any] = {**DOCUMENT, "is_host": False}
-FILE: dict[str, Any] = {**DOCUMENT, "store_type": "file"}
-
-ETCD_V3: dict[str, Any] = {
-    **COMMON,
-    "heartbeat_interval": INTERVAL_S,
-    "heartbeat_timeout": TIMEOUT_S,
-    "lease_ttl": 2,
-}
+SERVED: dict[str, Any] = {**COMMON, "heartbeat_interval": INTERVAL_S, "heartbeat_timeout": TIMEOUT_S}
+ELSEWHERE: dict[str, Any] = {**SERVED, "is_host": False}
+FILE: dict[str, Any] = {**SERVED, "store_type": "file"}
+ETCD_V3: dict[str, Any] = {**SERVED, "lease_ttl": 2}
 
 OLD_ETCD: dict[str, Any] = {"last_call_timeout": 1, "join_timeout": 40, "keep_alive": KEEP_ALIVE_S}
 OLD_ETCD_WORDS = {"last_call_timeout": "last_call_timeout", "join_timeout": "timeout", "keep_alive": "keep_alive"}
 
 KINDS: dict[str, Kind] = {
-    "rallypoint": Kind("rallypoint", _rallypoint, SERVER),
-    "c10d tcp, torch's store": Kind("c10d", _tcp("torch"), TCP, with_torch=True),
-    "c10d tcp, our store": Kind("c10d", _tcp("ours"), TCP),
+    "rallypoint": Kind("rallypoint", _rallypoint, ELSEWHERE),
+    "rallypoint, served by a node": Kind("rallypoint", _address, SERVED),
+    "c10d tcp, torch's store": Kind("c10d", _tcp("torch"), ELSEWHERE, with_torch=True),
+    "c10d tcp, our store": Kind("c10d", _tcp("ours"), ELSEWHERE),
     "c10d file, torch's store": Kind("c10d", _file, FILE, with_torch=True, only_in_soak=True),
     "c10d file, our store": Kind("c10d", _file, FILE),
-    "etcd-v2": Kind("etcd-v2", _etcd("3.5"), DOCUMENT),
-    "etcd-v2 on etcd 3.4": Kind("etcd-v2", _etcd("3.4"), DOCUMENT, only_in_soak=True),
-    "etcd-v2, torch's kind of store": Kind("etcd-v2", _etcd("3.5"), DOCUMENT, with_torch=True, only_in_soak=True),
+    "etcd-v2": Kind("etcd-v2", _etcd("3.5"), SERVED),
+    "etcd-v2 on etcd 3.4": Kind("etcd-v2", _etcd("3.4"), SERVED, only_in_soak=True),
+    "etcd-v2, torch's kind of store": Kind("etcd-v2", _etcd("3.5"), SERVED, with_torch=True, only_in_soak=True),
     "etcd-v3": Kind("etcd-v3", _etcd("3.5"), ETCD_V3),
     "etcd-v3 on etcd 3.4": Kind("etcd-v3", _etcd("3.4"), ETCD_V3, only_in_soak=True),
     "etcd": Kind("etcd", _etcd("3.4"), OLD_ETCD, words=OLD_ETCD_WORDS),
     "etcd, torch's kind of store": Kind(
         "etcd", _etcd("3.5"), {**OLD_ETCD, "keep_alive": 10}, with_torch=True, only_in_soak=True, words=OLD_ETCD_WORDS
     ),
-    "two methods": Kind("locked-file", _folder, DOCUMENT),
-    "two methods, unconfirmed": Kind("silent-file", _folder, DOCUMENT, only_in_soak=True),
+    "two methods": Kind("locked-file", _folder, SERVED),
+    "two methods, unconfirmed": Kind("silent-file", _folder, SERVED, only_in_soak=True),
 }
 
 _OLD_ETCD = [name for name, kind in KINDS.items() if kind.backend == "etcd"]
 _ETCD_V3 = [name for name, kind in KINDS.items() if kind.backend == "etcd-v3"]
-_DOCUMENTS = [name for name in KINDS if name not in ("rallypoint", *_OLD_ETCD, *_ETCD_V3)]
-_SERVED = [name for name in KINDS if " tcp" in name]
+_FIXED = [name for name, kind in KINDS.items() if kind.backend == "rallypoint"]
+_AT_AN_ADDRESS = [name for name, kind in KINDS.items() if kind.start is _address]
+_ELSEWHERE = [name for name in _FIXED if name not in _AT_AN_ADDRESS]
+_TORCH_FILE = [name for name, kind in KINDS.items() if kind.start is _file and kind.with_torch]
+_ON_BACKENDS = [name for name in KINDS if name not in (*_FIXED, *_OLD_ETCD, *_ETCD_V3)]
+_TCP_STORES = [name for name in KINDS if " tcp" in name]
 _WITHOUT_SERVER = [name for name, kind in KINDS.items() if kind.start in (_file, _folder)]
 
 # What is declared here is shown by a test to be so; what is not declared is shown to work.
 TOLD_AT_ONCE = "a killed node is told of at once"
 FREE_AT_ONCE = "a run id is free at once when all nodes were killed"
-OUTLIVES_SERVER = "a run goes on when its server was restarted"
+OUTLIVES_SERVER = "a run goes on when the server of its backend was restarted"
+SHARE_ENDPOINT = "runs share an endpoint"
+MAY_END_FIRST = "the node that serves may finish and end before the others"
+REPLACES_STOPPED = "the node that serves is replaced while it is stopped"
 WITHOUT_LAST_CALL = "survivors meet again without a last call"
 KEEPS_RANKS = "who stays keeps its rank"
 MAY_LEAVE = "a node may leave, as finished or not, and the run goes on"
@@ -214,26 +210,38 @@ STANDS_BY = "a surplus node stands by and disturbs nobody"
 ONE_SIZE = "a node that asks for another size is refused"
 FREE_AFTER_CLOSE = "a run id is free again when the run has ended"
 SAYS_HOW = "who comes to a closed run is told how it ended"
+A_NODE_SERVES = "one of the nodes serves the run, and may be lost"
+MEDIUM_AWAY = "a medium that is away and comes back costs nobody its place"
 
-SLOW_LOSS = "after the silence that is allowed: nobody watches connections"
-SLOW_REUSE = "after the silence that is allowed: nobody remembers who was alive"
-NO_RESTART = "never: the store's memory ends with its server, and torch's client does not connect again"
-STALE_RECORD = "after `lease_ttl` and a hold: the record still names the dead server and its world"
+STALE_RECORD = (
+    "after `heartbeat_timeout` and a hold: the record names a dead server and its world, and nobody is left who knows"
+)
+STALE_LEASE = "after `lease_ttl` and a hold: the record names a dead server and its world, and nobody is left who knows"
+STALE_FILE = "after 50 s and a hold: torch's file grows with every write, so the server beats there every 17 s only"
+STALE_FILE_S = 120.0
+"""As long as that takes at most."""
+NO_RESTART = "never: the record ends with the store's process, and torch's client does not connect again"
+ONE_RUN = "each run needs a port of its own: a server in a node serves its own run only"
+STAYS = "the node that serves stays until all have finished: what the server knows ends with it"
+TAKEN = "its address stays taken; the others keep their world until it goes on, or `outage_grace` ends"
 UNTOLD = "not while nobody waits: only a node that waits looks whether keep-alive keys have expired, after up to 10 s"
 EXPIRING = "after up to 10 s, when the keep-alive keys have expired"
 HAS_NO_SERVER = "it has none"
+SERVER_ELSEWHERE = "its server is a process of its own"
+NODE_IS_MEDIUM = "the node that serves is all there is"
 
 CANNOT: dict[str, dict[str, str]] = {
-    TOLD_AT_ONCE: {
-        **dict.fromkeys(_DOCUMENTS, SLOW_LOSS),
-        **dict.fromkeys(_OLD_ETCD, UNTOLD),
-    },
+    TOLD_AT_ONCE: dict.fromkeys(_OLD_ETCD, UNTOLD),
     FREE_AT_ONCE: {
-        **dict.fromkeys(_DOCUMENTS, SLOW_REUSE),
-        **dict.fromkeys(_ETCD_V3, STALE_RECORD),
+        **dict.fromkeys(_ON_BACKENDS, STALE_RECORD),
+        **dict.fromkeys(_ETCD_V3, STALE_LEASE),
+        **dict.fromkeys(_TORCH_FILE, STALE_FILE),
         **dict.fromkeys(_OLD_ETCD, EXPIRING),
     },
-    OUTLIVES_SERVER: dict.fromkeys(_SERVED, NO_RESTART),
+    OUTLIVES_SERVER: dict.fromkeys(_TCP_STORES, NO_RESTART),
+    REPLACES_STOPPED: {**dict.fromkeys(_AT_AN_ADDRESS, TAKEN), **dict.fromkeys(_TORCH_FILE, STALE_FILE)},
+    SHARE_ENDPOINT: dict.fromkeys(_AT_AN_ADDRESS, ONE_RUN),
+    MAY_END_FIRST: dict.fromkeys(_AT_AN_ADDRESS, STAYS),
     WITHOUT_LAST_CALL: dict.fromkeys(_OLD_ETCD, "with one: the protocol does not tell survivors from newcomers"),
     KEEPS_RANKS: dict.fromkeys(_OLD_ETCD, "ranks are the order of arrival"),
     MAY_LEAVE: dict.fromkeys(_OLD_ETCD, "who shuts down closes the run for everybody"),
@@ -242,18 +250,28 @@ CANNOT: dict[str, dict[str, str]] = {
     FREE_AFTER_CLOSE: dict.fromkeys(_OLD_ETCD, "after two hours, when its directory has expired"),
     SAYS_HOW: dict.fromkeys(_OLD_ETCD, "that it is closed: the state has no word for more"),
 }
-NOT_ASKED: dict[str, dict[str, str]] = {OUTLIVES_SERVER: dict.fromkeys(_WITHOUT_SERVER, HAS_NO_SERVER)}
+NOT_ASKED: dict[str, dict[str, str]] = {
+    OUTLIVES_SERVER: dict.fromkeys([*_WITHOUT_SERVER, *_AT_AN_ADDRESS], HAS_NO_SERVER),
+    A_NODE_SERVES: {**dict.fromkeys(_ELSEWHERE, SERVER_ELSEWHERE), **dict.fromkeys(_OLD_ETCD, HAS_NO_SERVER)},
+    MEDIUM_AWAY: dict.fromkeys(_AT_AN_ADDRESS, NODE_IS_MEDIUM),
+}
+"""What a test has nothing to ask about on a backend."""
 
 START = "<!-- limits: written by tests/conformance, from kinds.py -->"
 END = "<!-- end of limits -->"
 
 
 def table() -> str:
-    """What the backends cannot do, as the page shows it: one line for those of which the same is to be said."""
-    lines = ["| what | not so on | there instead |", "|---|---|---|"]
-    for what, limits in CANNOT.items():
-        said = {**limits, **NOT_ASKED.get(what, {})}
-        for instead in dict.fromkeys(said.values()):
-            names = "; ".join(name for name in KINDS if said.get(name) == instead)
-            lines.append(f"| {what} | {names} | {instead} |")
-    return "\n".join([START, *lines, END])
+    """What the backends cannot do, and what is not asked of them, as the page shows it."""
+    limits = _rows("not so on | there instead", CANNOT)
+    return "\n".join([START, *limits, "", "Not asked:", "", *_rows("on | because", NOT_ASKED), END])
+
+
+def _rows(heading: str, said: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """A table with one line for the backends of which the same is to be said."""
+    yield f"| what | {heading} |"
+    yield "|---|---|---|"
+    for what, of in said.items():
+        for words in dict.fromkeys(of.values()):
+            names = "; ".join(name for name in KINDS if of.get(name) == words)
+            yield f"| {what} | {names} | {words} |"

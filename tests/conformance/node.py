@@ -1,6 +1,7 @@
 """A node as a process of its own, on any backend: `python -m tests.conformance.node [--skew S] [--without-torch]`.
 
-Commands come in, and events go out, as JSON lines.  A process plays one node after another, until it is killed.
+Commands come in, and events go out, as JSON lines.  A process plays one node after another, until it is killed; commands
+with a `who` are for another node that it plays beside the first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from tests.conformance.locked_file import LockedFileBackend, SilentFileBackend
 
 
 class Voice(threading.local):
-    """Which play a thread speaks for; that of others is their own."""
+    """Which play a thread speaks for, and which node of it; that of others is their own."""
 
     play = 0
+    who = ""
 
 
 _speaking = threading.Lock()
@@ -35,12 +38,12 @@ def say(event: str, **details: Any) -> None:
     """One line for the test to read; who is left over from an earlier play is not heard any more."""
     with _speaking:
         if _voice.play == _plays[-1]:
-            print(json.dumps({"event": event, **details}), flush=True)
+            print(json.dumps({"event": event, "who": _voice.who, **details}), flush=True)
 
 
-def perform(play: int, act: Callable[..., None], *arguments: Any) -> None:
-    """Act in a thread that speaks for this play only."""
-    _voice.play = play
+def perform(play: int, who: str, act: Callable[..., None], *arguments: Any) -> None:
+    """Act in a thread that speaks for this play and node only."""
+    _voice.play, _voice.who = play, who
     act(*arguments)
 
 
@@ -86,7 +89,7 @@ class Puppet:
         where = info.bootstrap_store_info
         self.info, self.world = info, f"{where.master_addr}:{where.master_port}"
         say("placed", rank=info.rank, size=info.world_size, fence=self.world)
-        act = (_voice.play, self.watch, handler, self.world)
+        act = (_voice.play, _voice.who, self.watch, handler, self.world)
         threading.Thread(target=perform, args=act, daemon=True).start()
 
     def watch(self, handler: Any, world: str) -> None:
@@ -101,6 +104,15 @@ class Puppet:
 
     def waiting(self) -> None:
         say("waiting", count=self.handler.num_nodes_waiting())
+
+    def serving(self) -> None:
+        """Whether this process serves the world that the node is in."""
+        member = getattr(self.handler, "_member", None)
+        if member is None:
+            say("serving", here=False)
+            return
+        (seal_id, ranks), world = member.link.session.server_ranks, member.view.world
+        say("serving", here=world.seal_id == seal_id and world.rank in ranks)
 
     def closed(self) -> None:
         say("closed", closed=self.handler.is_closed())
@@ -136,17 +148,22 @@ class Puppet:
         threading.Event().wait(seconds)
         say("bided", count=self.handler.num_nodes_waiting())
 
-    def reset(self) -> None:
+    def leave_stage(self) -> None:
         """The play is over; what was opened is let go without ceremony."""
         handler, self.handler, self.world = self.handler, None, ""
-        if hasattr(handler, "_stop_heartbeats"):
-            handler._stop_heartbeats()
-        elif hasattr(handler, "_member"):
-            handler._member.link.close()
+        if hasattr(handler, "_member"):
+            handler._member.stop()
         elif handler is not None:
             handler.shutdown()  # the older etcd protocol: whoever still waits ends by that
-        begin_play()
-        say("reset")
+
+
+def reset(puppets: dict[str, Puppet]) -> None:
+    """The next play begins, with nobody on the stage."""
+    for puppet in puppets.values():
+        puppet.leave_stage()
+    puppets.clear()
+    begin_play()
+    say("reset")
 
 
 def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
@@ -186,13 +203,14 @@ def main() -> None:
         stores_c10d.has_torch = lambda: False
     else:
         import torch.distributed  # noqa: F401  # now, and not in the middle of a test
-    puppet = Puppet()
+    puppets: dict[str, Puppet] = {}
     begin_play()
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)
-        command = getattr(puppet, order.pop("do"))
-        act = (_plays[-1], obey, command, order)
+        do, who = order.pop("do"), order.pop("who", "")
+        command = partial(reset, puppets) if do == "reset" else getattr(puppets.setdefault(who, Puppet()), do)
+        act = (_plays[-1], who, obey, command, order)
         threading.Thread(target=perform, args=act, daemon=True).start()
 
 

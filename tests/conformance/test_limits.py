@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,24 @@ from tests.conformance.kinds import (
     CANNOT,
     FREE_AFTER_CLOSE,
     FREE_AT_ONCE,
-    INTERVAL_S,
     KEEPS_RANKS,
     KINDS,
     MAY_LEAVE,
     NOT_ASKED,
     ONE_SIZE,
     OUTLIVES_SERVER,
+    STALE_FILE,
+    STALE_FILE_S,
     STANDS_BY,
     TIMEOUT_S,
     TOLD_AT_ONCE,
     UNTOLD,
     WITHOUT_LAST_CALL,
 )
-from tests.conformance.scene import Player, Scene, Troupe, ranked, until_closed
+from tests.conformance.scene import AT_ONCE_S, Player, Scene, Troupe, ranked, serving_first, until_closed
 from tests.etcd.actor import EtcdActor
 from tests.faults.harness import Actor, Server
-
-AT_ONCE_S = 15.0
+from tests.waiting import PATIENCE_S
 
 
 def _finish(*nodes: Player) -> None:
@@ -42,8 +43,8 @@ def _finish(*nodes: Player) -> None:
 def _silence(scene: Scene, limit: str) -> dict[str, Any]:
     """Options with so long a silence that on a busy machine too its end is not taken for `at once`, nor late beats for it."""
     if not limit:
-        return {"heartbeat_timeout": 2 * AT_ONCE_S}
-    patient = {"lease_ttl": 5, "keep_alive": 5, "keep_alive_max_attempt": round(2 * TIMEOUT_S / INTERVAL_S)}
+        return scene.long_silence()
+    patient = {"lease_ttl": 5, "keep_alive": 5, "heartbeat_timeout": 2 * TIMEOUT_S}
     own = scene.kind.options
     return {name: max(value, own[name]) for name, value in patient.items() if name in own}
 
@@ -88,8 +89,8 @@ def test_whether_who_stays_keeps_its_rank(scene: Scene) -> None:
 
 
 def test_whether_a_node_may_withdraw_and_the_run_goes_on(scene: Scene) -> None:
-    a, b, c = scene.world("a", "b", "c", nodes="2:3")
-    assert c.ask("withdraw", "left")["done"]
+    a, b, c = scene.world("a", "b", "c", nodes="2:3", close_timeout=1)
+    c.order("withdraw")
     if scene.limit(MAY_LEAVE):
         until_closed(a)
         b.join()
@@ -99,10 +100,12 @@ def test_whether_a_node_may_withdraw_and_the_run_goes_on(scene: Scene) -> None:
         node.changed()
         node.join()
     ranked([a, b])
+    c.expect("left")
 
 
 def test_whether_an_early_finisher_does_not_break_the_world(scene: Scene) -> None:
-    a, b, c = scene.world("a", "b", "c", nodes=3)
+    # The node that serves has a test of its own.
+    a, b, c = serving_first(scene.world("a", "b", "c", nodes=3, close_timeout=1))
     assert c.ask("finish", "left")["done"]
     c.kill()
     if scene.limit(MAY_LEAVE):
@@ -125,8 +128,12 @@ def test_whether_a_surplus_node_stands_by_and_ends_well_with_the_run(scene: Scen
         return
     # It outlives its own join time-out, and nobody is disturbed.
     assert a.ask("bide", "bided", seconds=1.0)["count"] == 0
-    _finish(a, b)
+    for node in (a, b):
+        node.order("finish")
     spare.failed("RendezvousGracefulExitError")
+    _finish(spare)
+    for node in (a, b):
+        assert node.expect("left")["done"]
 
 
 def test_whether_a_node_that_asks_for_another_size_is_refused_with_both_shown(scene: Scene) -> None:
@@ -157,15 +164,32 @@ def test_whether_a_run_id_is_free_again_when_the_run_has_ended(scene: Scene) -> 
     _finish(c, d)
 
 
+def test_whether_a_run_id_is_free_again_when_the_run_was_closed_and_left(scene: Scene) -> None:
+    a, b = scene.world("a", "b", nodes=2)
+    a.ask("close", "closing")
+    until_closed(b)
+    _finish(a, b)
+    c, d = scene.nodes("c", "d", nodes=2)
+    if scene.limit(FREE_AFTER_CLOSE):
+        c.join()
+        c.failed("RendezvousClosedError")
+        return
+    # At once: what is left of a closed run is remembered for a minute.
+    began = time.monotonic()
+    scene.meet(c, d)
+    assert time.monotonic() - began < AT_ONCE_S
+
+
 def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(scene: Scene) -> None:
     limit = scene.limit(FREE_AT_ONCE)
     silence = _silence(scene, limit)
     old = scene.world("a", "b", nodes=2, **silence)
-    fresh = scene.nodes("c", "d", nodes=2, **silence)
+    patience_s = STALE_FILE_S if limit == STALE_FILE else PATIENCE_S
+    fresh = scene.nodes("c", "d", nodes=2, **{**silence, "join_timeout": patience_s})
     for node in old:
         node.kill()
     began = time.monotonic()
-    scene.meet(*fresh)
+    scene.meet(*fresh, within_s=patience_s)
     assert _is_as_declared(time.monotonic() - began, limit)
 
 
@@ -196,7 +220,12 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: 
         # After the grace the members stop trusting their world; and there is none to be had any more.
         a.changed()
         a.join()
-        assert "its backend cannot be reached" in a.failed("RendezvousTimeoutError")
+        text = a.failed("RendezvousTimeoutError")
+        assert re.search(
+            r" was not joined within [\d.]+ s: the server at 127\.0\.0\.1:\d+ answers, but cannot renew its claim, and "
+            r"seals nothing until it can \(the store of the run cannot be used: .+\)$",
+            text,
+        ), text
         # What they held on to is gone for good: nobody has a use for them.
         a.kill()
         b.kill()

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from hypothesis import strategies as st
 
-from rallypoint.core import codec, node, record, recovery, transition
+from rallypoint.core import node, record, recovery, transition
 from rallypoint.core.changes import Step
 from rallypoint.core.events import CloseAsked, Event, Lost, Message, TimePassed
-from rallypoint.core.model import Bounds, Ending, Node, OnGiveUp, Phase, Reason, Role, Run, Settings
+from rallypoint.core.model import Bounds, Ending, Node, OnGiveUp, Reason, Role, Run, Settings
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import spell_out
 
@@ -38,7 +38,6 @@ VERBS = (
     "repeat",
     "close",
     "forget",
-    "restore",
     "take over",
 )
 KEEPING = tuple(verb for verb in VERBS if verb != "forget")
@@ -92,8 +91,6 @@ class History:
             self.last_words.clear()
         elif order.verb == "take over":
             self._take_over()
-        elif order.verb == "restore":
-            self._restore()
         elif order.verb == "join":
             self._join(who, order.deaf)
         elif view is None:
@@ -128,12 +125,6 @@ class History:
         reason = {"finish": Reason.FINISHED, "withdraw": Reason.WITHDREW, "give up": Reason.GAVE_UP}[order.verb]
         self.views[who], said = node.leave(view, reason)
         self._say(who, said, order.deaf)
-
-    def _restore(self) -> None:
-        if self.run.phase is not Phase.RECOVERING:
-            document = codec.encode_run(self.run, self.now)
-            self.now += 1000.0
-            self.run = codec.decode_run(document, self.now)
 
     def _take_over(self) -> None:
         """Another server starts with the record, on a clock of its own, and on new connections."""

@@ -1,4 +1,4 @@
-"""What is always true of a run, where a record could not even say that it is not; the rest is in test_codec."""
+"""What is always true of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from rallypoint.core.changes import change
 from rallypoint.core.check import complaints
-from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, Run, Waiter
+from rallypoint.core.model import Bounds, HeardRank, Phase, Predecessor, RecordedWorld, Role, Run, Waiter
 from rallypoint.core.table import Table
-from tests.core.stage import member, sealed
+from tests.core.stage import Stage, member, sealed
 
 
 def test_a_sound_run_gives_no_cause_for_complaint() -> None:
@@ -76,3 +76,73 @@ def test_members_are_active_under_their_own_rank() -> None:
         "node 'a' is active as rank 1 but has rank 0",
         "node 'stranger' is active as rank 0 but has rank None",
     ]
+
+
+def running() -> Run:
+    """A run with somebody in most places: three members, one of them finished, a newcomer and a spare."""
+    stage = sealed(2, 4, members="abcd")
+    stage.join("e")
+    stage.join("s", role=Role.SPARE)
+    stage.finish("c")
+    assert all((stage.run.active, stage.run.finished, stage.run.queue, stage.run.spares))
+    return stage.run
+
+
+def broken() -> Run:
+    """A run that regroups: one member is back, one is awaited."""
+    stage = sealed(2)
+    stage.join_again("a")
+    return stage.run
+
+
+def founded() -> Run:
+    """A run that has sealed nothing yet."""
+    stage = Stage(2)
+    stage.join("a")
+    return stage.run
+
+
+def closed() -> Run:
+    stage = sealed(2)
+    stage.close()
+    return stage.run
+
+
+def in_world(run: Run, **fields: Any) -> dict[str, Any]:
+    """The run's world with some fields replaced."""
+    assert run.world is not None
+    return {"world": msgspec.structs.replace(run.world, **fields)}
+
+
+NOBODY: Table[str, Any] = Table.build([])
+
+
+@pytest.mark.parametrize(
+    ("run", "damage", "complaint"),
+    [
+        (running(), {"spares": running().queue}, "stands in two places"),
+        (running(), {"arrivals": 0}, "but only 0 came"),
+        (running(), {"phase": Phase.CLOSED}, "the phase is closed, but how it closed is unknown"),
+        (closed(), {"phase": Phase.GATHERING}, "the phase is gathering, but how it closed is known"),
+        (running(), {"phase": Phase.RECOVERING}, "a hold belongs to recovery, not to recovering"),
+        (running(), {"world": None, "ranks": NOBODY}, "the phase is sealed, but there is no world"),
+        (running(), {"queue": NOBODY, "returned": running().queue}, "nodes came back to a world that is current"),
+        (running(), {"active": NOBODY}, "a current world has no member left"),
+        (running(), {"last_call_ends": 5.0}, "a call runs while the phase is sealed"),
+        (closed(), {"last_call_ends": 5.0}, "a call runs while the phase is closed"),
+        (closed(), {"regroup_ends": 5.0}, "members are awaited back while the phase is closed"),
+        (founded(), {"incarnation": ""}, "nodes are here, but the run has no incarnation"),
+        (broken(), {"world": None, "active": NOBODY}, "nodes came back, but there was no world"),
+        (founded(), {"finished": Table.build([("x", -1)])}, "there are members, but no world"),
+        (sealed(2).run, in_world(sealed(2).run, members=(member("a"), member("a"))), "a node has two ranks"),
+        (running(), {"incarnation": "other"}, "the world is of incarnation 'r1', the run of 'other'"),
+        (running(), in_world(running(), seal_id=""), "the world is of incarnation"),
+        (running(), in_world(running(), round=99), "the world is of round 99"),
+        (running(), in_world(running(), round=0), "the world is of round 0"),
+        (running(), {"bounds": Bounds(1, 1)}, "the world has 4 members where 1 are allowed"),
+    ],
+)
+def test_a_run_that_does_not_hold_together_is_complained_about(
+    run: Run, damage: dict[str, Any], complaint: str
+) -> None:
+    assert any(complaint in told for told in complaints(change(run, **damage)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from rallypoint.core import codec
+from rallypoint import protocol
 from rallypoint.core.events import Seat, Standing
 from rallypoint.core.model import Ending, Phase, Reason, Role, Settings
 from rallypoint.core.notices import Fenced, Refused, RunClosed, spell_out
-from rallypoint.errors import RendezvousStateError
 from tests.core.stage import Stage
 from tests.core.test_recovery import HOLD_S, claim, restarted
 
@@ -168,23 +168,7 @@ def test_the_longest_reason_can_be_delivered() -> None:
     stage.leave("a", Reason.GAVE_UP, "x" * 1024)
     told = [said for notice in stage.step.notices for _, said in spell_out(notice)]
     assert told
-    assert [codec.decode_notice(codec.encode_message(said)) for said in told] == told
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"run_id":"r","phase":"gathering","bounds":{"min":1,"max":1},"round":-1}',
-        '{"run_id":"r","phase":"gathering","bounds":{"min":1,"max":1},"told_at":1e12}',
-        (
-            '{"run_id":"r","phase":"gathering","arrivals":1,"bounds":{"min":1,"max":1},'
-            '"queue":[{"node":{"id":"a","name":"a"},"arrival":0}]}'
-        ),
-    ],
-)
-def test_a_record_that_cannot_be_true_is_refused(body: str) -> None:
-    with pytest.raises(RendezvousStateError, match="the state"):
-        codec.decode_run(f'{{"v":1,"body":{body}}}'.encode(), 0.0)
+    assert [protocol.read(msgspec.json.encode(said), protocol.FROM_SERVER) for said in told] == told
 
 
 def test_a_sentence_about_many_missing_ranks_looks_at_few() -> None:

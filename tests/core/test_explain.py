@@ -74,3 +74,8 @@ def test_a_newcomer_is_told_when_it_will_be_let_in() -> None:
     stage.wait(10)
     stage.join("c")
     assert stage.answer("c", KeepWaiting).why.endswith("newcomers are admitted when its members regroup")
+
+
+def test_the_gist_of_a_sentence_does_not_change_with_the_clock() -> None:
+    assert explain.gist("the last call ends in 4.0 s") == explain.gist("the last call ends in 12 s")
+    assert explain.gist("1 of 2 nodes are here; 3.5 s") != explain.gist("2 of 2 nodes are here; 3.5 s")

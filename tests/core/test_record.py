@@ -5,6 +5,7 @@ That random bytes, flipped bits, pickles and other versions are refused is in te
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +36,23 @@ from rallypoint.core.record import Claim, Outcome, Record
 from rallypoint.errors import RendezvousStateError
 from tests.core.histories import History, histories
 from tests.core.stage import Stage, sealed
-from tests.core.test_codec import RECORD, put, refusal
+from tests.core.test_codec import RECORD, refusal
 from tests.core.test_recovery import claim, restarted
 
 ADVICE = "; if nothing else uses that name, delete it, and the nodes tell the next server what they know"
 LEAST = Record(run_id="run", incarnation="", epoch=0, round=0, write_id="w", bounds=Bounds(1, 1))
+
+
+def put(*path_and_value: Any) -> Callable[[Any], None]:
+    """A damage: something else at this place of the body."""
+    *path, key, value = path_and_value
+
+    def damage(body: Any) -> None:
+        for step in path:
+            body = body[step]
+        body[key] = copy.deepcopy(value)
+
+    return damage
 
 
 def written(run: Run, **fields: Any) -> Record:

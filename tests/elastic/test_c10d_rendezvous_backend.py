@@ -125,7 +125,7 @@ def test_the_value_is_base64_under_torchs_key(store: Any) -> None:
 def test_what_is_no_base64_is_a_state_error(store: Any) -> None:
     store.set(KEY, "#damaged#")
     backend = C10dRendezvousBackend(store, "run")
-    with pytest.raises(RendezvousStateError, match="should be base64"):
+    with pytest.raises(RendezvousStateError, match="should hold base64"):
         backend.get_state()
     with pytest.raises(RendezvousStateError):
         backend.set_state(b"one")
@@ -134,7 +134,9 @@ def test_what_is_no_base64_is_a_state_error(store: Any) -> None:
 def test_a_store_that_fails_is_a_connection_error() -> None:
     with TcpStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store:
         backend = C10dRendezvousBackend(store, "run")
-    with pytest.raises(RendezvousConnectionError, match="the connection is no more"):
+    with pytest.raises(
+        RendezvousConnectionError, match=r"the store of the run cannot be used: .* it closed the connection"
+    ):
         backend.get_state()
     with pytest.raises(RendezvousConnectionError):
         backend.set_state(b"one")
@@ -154,7 +156,8 @@ def test_the_first_serves_and_the_next_connects(with_torch: bool) -> None:
     endpoint = f"localhost:{free_port()}"
     first, served = create_backend(params(endpoint, store_type=" TCP "))
     second, used = create_backend(params(endpoint))
-    assert (first.hosts_store, second.hosts_store) == (True, False)
+    assert first.hosts_store
+    assert second.hosts_store, "this process serves the store, whichever of its backends began"
     assert isinstance(served, dist.TCPStore if with_torch else TcpStore)
     assert served.timeout == timedelta(seconds=60)
     first.set_state(b"one")

@@ -269,7 +269,8 @@ def test_all_who_finish_end_the_run_and_a_spare_ends_well_with_it(cast: Cast) ->
     assert cast.shut_down(a, b) == [True, True]
     with pytest.raises(RendezvousGracefulExitError):
         standing_by.result(PATIENCE_S)
-    assert a.is_closed()
+    # Rank 0 has stayed for the other one, and heard of the close; that one may have left before.
+    assert a.is_closed() or b.is_closed()
     assert a.shutdown()
 
 
@@ -288,7 +289,7 @@ def test_a_closed_run_is_closed_for_everybody(cast: Cast) -> None:
     a, b = cast.handler(), cast.handler()
     cast.meet(a, b)
     b.set_closed()
-    assert a.is_closed()
+    until(a.is_closed)
     until(lambda: a._member.view.why != "")
     with pytest.raises(RendezvousClosedError, match=r"run 'run' is closed as failed: .* closed it"):
         a.next_rendezvous()
@@ -352,7 +353,7 @@ def test_a_backend_that_is_away_is_waited_for(cast: Cast) -> None:
     a, b = cast.handler(), cast.handler()
     cast.backend.is_away = True
     joinings = cast.join(a, b)
-    until(lambda: a._member.heart.trouble != "")
+    until(lambda: "it is away" in a._member.link.trouble)
     cast.backend.is_away = False
     assert {joining.result(PATIENCE_S).world_size for joining in joinings} == {2}
 
@@ -365,8 +366,7 @@ def test_an_outage_is_no_loss(cast: Cast) -> None:
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1.5)
     assert (a.num_nodes_waiting(), b.num_nodes_waiting()) == (0, 0)
-    with pytest.raises(RendezvousConnectionError):
-        a.is_closed()
+    assert not a.is_closed()
     cast.backend.is_away = False
     until(lambda: a._member.view.out_since is None)
     assert (a.num_nodes_waiting(), b.num_nodes_waiting()) == (0, 0)
@@ -375,7 +375,7 @@ def test_an_outage_is_no_loss(cast: Cast) -> None:
 def test_a_backend_that_stays_away_is_named_in_the_time_out() -> None:
     cast = Cast(None)
     cast.backend.is_away = True
-    with pytest.raises(RendezvousTimeoutError, match=r"its backend cannot be reached \(it is away\)"):
+    with pytest.raises(RendezvousTimeoutError, match=r"the backend 'memory' cannot be reached .*it is away"):
         cast.handler(join_s=0.3).next_rendezvous()
     cast.end()
 
@@ -387,22 +387,19 @@ def test_a_document_of_torch_is_refused(cast: Cast) -> None:
 
 
 def test_an_error_of_ones_own_backend_reaches_who_joins(cast: Cast) -> None:
-    handler = cast.handler()
     cast.backend.get_state = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ZeroDivisionError):
-        handler.next_rendezvous()
+        cast.handler().next_rendezvous()
 
 
-def test_heartbeats_do_not_rewrite_the_document_where_a_store_is_shared() -> None:
-    cast = Cast(MemoryStore())
-    a, b = cast.handler(), cast.handler()
-    cast.meet(a, b)
-    writes = cast.backend.writes
-    keys = set(cast.store.list_keys())
-    began = time.monotonic()
-    until(lambda: time.monotonic() - began > 1.5)
-    assert cast.backend.writes == writes
-    assert any("/beat/" in key for key in keys)
+def test_one_node_writes_while_nothing_changes_however_many_there_are() -> None:
+    cast = Cast(None)
+    cast.meet(*[cast.handler(8, 8) for _ in range(8)])
+    writes, began = cast.backend.writes, time.monotonic()
+    until(lambda: time.monotonic() - began > 2.0)
+    took_s = time.monotonic() - began
+    # The server's beat rises at a third of the time-out of 1 s.
+    assert 2 <= cast.backend.writes - writes <= 3 * took_s + 2
     cast.end()
 
 
@@ -427,15 +424,16 @@ def test_many_nodes_form(cast: Cast, count: int) -> None:
     assert sorted(info.rank for info in infos) == list(range(count))
 
 
-def test_one_thread_a_handler(cast: Cast) -> None:
-    before = threading.active_count()
+def test_handlers_on_one_backend_share_its_threads_and_leave_none(cast: Cast) -> None:
     handlers = [cast.handler(4, 4) for _ in range(4)]
     cast.meet(*handlers)
-    hearts = [thread for thread in threading.enumerate() if thread.name == "rallypoint-document"]
-    assert len(hearts) == 4
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("rallypoint-")]
+
+    assert threads().count("rallypoint-register") == 1
     assert cast.shut_down(*handlers) == [True] * 4
-    assert not any(thread.name == "rallypoint-document" for thread in threading.enumerate())
-    assert threading.active_count() >= before
+    until(lambda: "rallypoint-register" not in threads() and "rallypoint-watch" not in threads())
 
 
 def test_a_handler_that_nobody_holds_falls_silent_and_is_given_up() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdClosedError, EtcdRefusedError, Resync
 from rallypoint.etcd_client.messages import WatchResponse
-from rallypoint.etcd_client.watch_state import Effects, WatchState
+from rallypoint.etcd_client.watch_state import Effects, Watched, WatchState
+from rallypoint.etcd_client.watch_stream import Items, WatchStream
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, compact, cut_off, etcd, fresh, take, user_of, values
 from tests.waiting import until
@@ -68,6 +69,20 @@ def test_closing_the_client_ends_its_watches_and_threads() -> None:
             lambda: not [new for new in set(threading.enumerate()) - before if new.name.startswith("etcd-watch")],
             "no threads",
         )
+
+
+def test_a_watch_that_is_made_while_its_client_is_closed_ends_as_well(
+    client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin, add = client.twin(), WatchStream.add
+
+    def add_late(stream: WatchStream, watched: Watched, items: Items) -> None:
+        twin.close()
+        add(stream, watched, items)
+
+    monkeypatch.setattr(WatchStream, "add", add_late)
+    with twin.watch(prefix, revision=1) as watch, pytest.raises(EtcdClosedError, match="the watch was closed"):
+        watch.get(timeout_s=SOON_S)
 
 
 def test_a_compaction_in_the_middle_of_a_watch_is_said_and_survived() -> None:

@@ -51,7 +51,7 @@ class EtcdPuppet(Puppet):
         try:
             placed = member.join(timeout_s)
         except RendezvousError:
-            member.leave(Reason.WITHDREW, "its join failed", patience_s=0.0)
+            member.withdraw("its join failed")
             raise
         self.placed(Place(member, timeout_s, placed))
 

@@ -176,7 +176,7 @@ def test_a_server_that_is_in_doubt_seals_nothing_and_says_so(stage: EtcdStage, r
             assert node.ask("be_over", "is over")["why"].startswith(f"{quitter.name} withdrew")
             node.again()
         for node in rest:
-            until(partial(says, node, "it answers, but cannot renew its claim"), "it says what is awaited")
+            until(partial(says, node, "answers, but cannot renew its claim"), "it says what is awaited")
         go_on(cluster)
         by_rank(rest, round=2, size=2)
 

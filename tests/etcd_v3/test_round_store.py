@@ -12,7 +12,7 @@ import pytest
 import rallypoint
 from rallypoint.elastic.place import Place
 from rallypoint.etcd_client import EtcdClient, KeyValue
-from rallypoint.stores.errors import StoreError
+from rallypoint.stores.errors import RoundOverError, StoreError
 from tests.etcd.servers import shared
 
 
@@ -83,3 +83,19 @@ def test_a_wait_ends_with_its_connection_and_no_other() -> None:
     assert places[0].store.get("still") == b"there"
     with ThreadPoolExecutor() as pool:
         assert all(pool.map(Place.finished, places))
+
+
+def test_it_ends_with_its_round_though_etcd_goes_on() -> None:
+    first, second = meet("ends", store="etcd")
+    second.store.set("here", "1")
+    waiting = second.store.clone()
+    with ThreadPoolExecutor() as pool:
+        waits = [pool.submit(store.get, "never") for store in (second.store, waiting)]
+        first.__exit__(RuntimeError, RuntimeError("told to"), None)
+        for wait in waits:
+            with pytest.raises(RoundOverError, match=r"told to.*; join again"):
+                wait.result(20)
+    for store in (first.store, second.store):
+        with pytest.raises(RoundOverError, match="the store of round 1 of run 'ends' is of no use any more"):
+            store.get("here")
+    second.__exit__(None, None, None)

@@ -26,7 +26,7 @@ STDERR_CHARS = 8000
 FAST: dict[str, Any] = {
     "heartbeat_interval": 0.3,
     "heartbeat_timeout": 3.0,
-    "last_call_timeout": 0.3,
+    "last_call_timeout": 1.0,
     "join_timeout": 40.0,
 }
 NIMBLE: dict[str, Any] = {**FAST, "heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}

@@ -76,6 +76,27 @@ class Puppet:
     def check(self, key: str) -> None:
         say("checked", key=key, there=self.here().store.check([key]))
 
+    def add(self, key: str, amount: int) -> None:
+        say("sum", key=key, sum=self.here().store.add(key, amount))
+
+    def wait_for(self, key: str) -> None:
+        self.here().store.wait([key])
+        say("there", key=key)
+
+    def barrier(self, key: str, size: int) -> None:
+        self.here().store.barrier(key, size)
+        say("passed", key=key)
+
+    def get_by_clone(self, key: str) -> None:
+        say("value", key=key, value=self.here().store.clone().get(key).decode())
+
+    def keep_store(self) -> None:
+        self.kept.append(self.here().store)
+        say("kept", round=self.here().round)
+
+    def get_from_kept(self, key: str) -> None:
+        say("value", key=key, value=self.kept[-1].get(key).decode())
+
     def finish(self) -> None:
         say("left", done=self.here().finished())
 
@@ -95,6 +116,12 @@ class Puppet:
         while not member.link.ask(AskHeard, deadline - time.monotonic()).number:
             pass  # the connection ended before the answer came
         say("reached", round=self.here().round, state=member.view.state.value)
+
+    def serving(self) -> None:
+        """Whether this process serves the run."""
+        place = self.here()
+        seal_id, ranks = place._member.link.session.server_ranks
+        say("serving", serves=place.fence.endswith(f"/{seal_id}") and place.rank in ranks)
 
     def clock(self) -> None:
         say("clock", monotonic=time.monotonic())

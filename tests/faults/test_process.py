@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.faults.harness import ROOT, free_port
 
 PRELUDE = """
@@ -293,3 +295,44 @@ print(len(os.listdir("/proc/self/fd")))
 
 def test_a_join_that_failed_leaves_nothing_open() -> None:
     assert int(_run(REFUSED.replace("PORT_", str(free_port())))) < 20
+
+
+STORE_IN_CHILD = """
+import sys, rallypoint.stores
+def in_a_child(act):
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            said = repr(act())
+        except Exception as exc:
+            said = f"{type(exc).__name__}: {exc}"
+        os.write(theirs, said.encode())
+        sys.exit()
+    os.close(theirs)
+    with os.fdopen(ours) as answers:
+        said = answers.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said
+    return said
+
+warnings.simplefilter("ignore", DeprecationWarning)
+place = rallypoint.join("127.0.0.1:PORT", run="run", nodes=1, **OPTIONS)
+assert in_a_child(lambda: place.store.add("n", 1)) == "1", "who opens it first in the child has it there"
+assert place.store.add("n", 1) == 2
+told = in_a_child(lambda: place.store.add("n", 1))
+assert told.startswith("StoreForkError: ") and "its child by fork" in told, told
+assert in_a_child(lambda: place.store.clone().add("n", 1)) == "3"
+assert in_a_child(lambda: place.finished()).startswith("RendezvousError: ")
+assert place.store.add("n", 1) == 4
+assert place.finished()
+try:
+    place.store.get("n")
+except rallypoint.stores.RoundOverError as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"store": "torch"}])
+def test_the_store_of_a_round_and_its_server_survive_forks(options: dict[str, str]) -> None:
+    script = STORE_IN_CHILD.replace("PORT", str(free_port())).replace("OPTIONS", repr(options))
+    assert "the store of round 1 of run 'run' is of no use any more" in _run(script)

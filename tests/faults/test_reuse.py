@@ -45,6 +45,22 @@ def test_a_run_id_is_used_again_after_failure_once_its_last_node_has_left(stage:
     by_rank([c, d])
 
 
+def test_members_of_a_closed_run_say_goodbye_so_that_its_id_is_free_at_once(stage: Stage) -> None:
+    server = stage.server()
+    a, b, c, d = stage.nodes("a", "b", "c", "d")
+    for node in (a, b):
+        node.join(server.endpoint, 2)
+    by_rank([a, b])
+    a.ask("close", "closed")
+    b.changed()
+    for node in (a, b):
+        node.ask("withdraw", "left")
+    # These processes run already, and are quicker than the reconnect grace; a closed run would refuse them.
+    for node in (c, d):
+        node.join(server.endpoint, 2)
+    by_rank([c, d])
+
+
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
 def test_a_run_id_is_used_again_after_everything_was_killed(stage: Stage, tmp_path: Path, keeps_state: bool) -> None:
     state = tmp_path / "state" if keeps_state else None

@@ -24,7 +24,7 @@ DIFFERENCES: dict[str, Difference] = {
     "loss": Difference(
         "`num_nodes_waiting()` after a member died",
         "0: nobody is told; the workers find out by failing",
-        "1 on every survivor, once the node was silent for `keep_alive_interval` x `keep_alive_max_attempt`",
+        "1 on every survivor: within 0.2 s where its process ended, after the heartbeat time-out where it is silent",
         "a loss is an event (rule 6)",
     ),
     "surplus of a failed run": Difference(

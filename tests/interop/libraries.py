@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.document.page import decode
+from rallypoint.client.admin import Visitor
+from rallypoint.core.record import decode
 from tests.waiting import PATIENCE_S
 
 # Beats of a second that may be missed where a machine that stalls must not make anybody a lost node.
@@ -84,9 +85,12 @@ class Meeting:
         return made
 
     def nodes(self) -> int:
-        """How many nodes the document names, as taking part or standing by."""
+        """How many nodes the run has, as taking part or standing by."""
         if self.library.name == "rallypoint":
-            return decode(self.backend.state, "run").run.live
+            claim = decode(self.backend.state).claim
+            assert claim is not None
+            with Visitor(claim.addresses[0], claim.port, secret=claim.secret) as visitor:
+                return len(visitor.status("run").nodes)
         document = pickle.loads(self.backend.state)  # noqa: S301  # written by torch in this process
         return len(document.participants) + len(document.redundancy_list)
 

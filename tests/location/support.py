@@ -264,6 +264,8 @@ class Server:
         self.records: list[ToRecord] = []
         """What was to be recorded, the last of them perhaps not yet."""
         self.epochs_heard: list[tuple[str, int]] = []
+        self.deserted: list[Run] = []
+        """The run, whenever most of its nodes had fallen silent."""
 
     # What nodes do.
 
@@ -311,6 +313,7 @@ class Server:
         """Send and hang up."""
         self.records += effects.records
         self.epochs_heard += effects.epochs_heard
+        self.deserted += effects.deserted
         for caller, data in effects.sends:
             if caller in self.sessions:
                 session = self.sessions[caller]
@@ -333,11 +336,13 @@ class Server:
         """It looks at its clock."""
         self.perform(self.coordinator.tick(self.now))
 
-    def wait(self, seconds: float) -> None:
-        """Time passes, and the server looks at its clock all the while."""
+    def wait(self, seconds: float, *speaking: Session) -> None:
+        """Time passes, and the server looks at its clock all the while; some nodes keep speaking."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + LOOK_S)
+            for session in speaking:
+                self.say(session, session.beat(self.now))
             self.tick()
 
     @property

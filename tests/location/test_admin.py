@@ -72,14 +72,21 @@ def test_the_server_that_the_record_names_is_asked() -> None:
         assert [(node.name, node.standing) for node in status.nodes] == [("a", "waiting")]
         assert line_of(status).situation.startswith("1 of at least 2 nodes are here (a)")
         assert status.messages, "they are the server's own"
-        visitor.evict(RUN, "a")
+        told = visitor.evict(RUN, "a", 90.0, "its disk is full")
+        assert told == "node 'a' was evicted from run 'llama' and is kept out for 1 min 30 s"
         assert visitor.status(RUN).nodes == ()
+        assert [(node.name, node.why) for node in visitor.status(RUN).kept_out] == [("a", "its disk is full")]
+        assert visitor.lift(RUN, "a") == "node 'a' may join run 'llama' again"
+        assert visitor.status(RUN).kept_out == ()
         visitor.close_run(RUN, "the budget is spent")
         assert line_of(visitor.status(RUN)).situation == "closed as failed: the budget is spent"
 
 
 def test_what_the_server_refuses_is_told_in_its_words() -> None:
-    with serving(RUN) as record, pytest.raises(NotDoneError, match="there is no node 'b' in run 'llama' at 127"):
+    with (
+        serving(RUN) as record,
+        pytest.raises(NotDoneError, match=r"there is no node 'b' in run 'llama' \(it has nobody\)"),
+    ):
         RegisterVisitor(MemoryRecords(record)).evict(RUN, "b")
 
 
@@ -347,7 +354,7 @@ def test_a_visitor_without_the_secret_is_told_where_to_find_it() -> None:
             Visitor("127.0.0.1", record.claim.port)
     assert str(caught.value) == (
         f"the server at {where} is part of a job: it answers only those who know the secret of its claim; name the "
-        f"register by which its nodes find it, as --endpoint etcd://HOST:PORT"
+        f"register by which its nodes find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or file:///PATH"
     )
 
 

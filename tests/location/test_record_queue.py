@@ -31,7 +31,7 @@ class Queue:
     def __init__(self, *, keeps_records: bool = True) -> None:
         numbers = itertools.count(1)
         self.now = START
-        self.runs = Runs(START, lambda: str(next(numbers)), POLICIES, keeps_records=keeps_records, forgets=False)
+        self.runs = Runs(START, lambda: str(next(numbers)), POLICIES, keeps_records=keeps_records, elected=True)
         self.runs.restore(Run(run_id="run", incarnation="r1"), 1, START)
         self.told: list[str] = []
         self.times: list[float] = []
@@ -325,11 +325,12 @@ def test_who_holds_a_world_is_not_told_to_wait_for_a_record() -> None:
 def test_nobody_is_lost_for_the_time_that_a_write_takes() -> None:
     """Rule 17c: the run's clock stands; the silence counts from the end of the write on."""
     server = Server(bounds=TWO)
-    server.join("a", "b")
+    a, _ = server.join("a", "b")
     server.wait(3 * SETTINGS.heartbeat_timeout_s)
     server.recorded()
     server.wait(SETTINGS.heartbeat_timeout_s - 0.5)
     assert server.run.current is not None
+    server.say(a, a.beat(server.now))
     server.wait(1.0)
     assert server.run.current is None
 

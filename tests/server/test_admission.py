@@ -1,6 +1,8 @@
-"""Who is welcome at a server: how many runs it takes."""
+"""Who is welcome at a server: how many runs it takes, and who administers them."""
 
 from __future__ import annotations
+
+import pytest
 
 from rallypoint import protocol
 from rallypoint.core.authority import Authority
@@ -8,6 +10,7 @@ from rallypoint.core.model import Closing, Ending, Phase, Run
 from rallypoint.server.admission import Admission
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Hosted
+from rallypoint.server.sockets import is_from_this_machine
 
 HELLO = protocol.Hello(protocol.VERSION, "new", "node", 1)
 ADMISSION = Admission(Limits(runs=2))
@@ -36,3 +39,36 @@ def test_runs_that_have_ended_do_not_count_against_the_limit() -> None:
 def test_runs_that_have_ended_are_not_kept_without_end() -> None:
     assert refusal(0, 3) == ""
     assert "as many as it takes" in refusal(0, 4)
+
+
+def test_a_server_inside_a_node_is_administered_from_its_own_machine_only() -> None:
+    admission, visitor = Admission(Limits(), "job", visitors=False), protocol.Hello(protocol.VERSION)
+    assert admission.refusal(visitor, {}, is_local=True) == ""
+    assert admission.refusal(visitor, {}, is_local=False) == (
+        "this server is part of a job and is administered from its own machine only: run the command there"
+    )
+    assert admission.refusal(protocol.Hello(protocol.VERSION, "job", "node", 1), {}, is_local=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "is_local"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.9", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("10.0.0.5", "10.0.0.5", True),
+        ("fe80::1%eth0", "fe80::1%eth0", True),
+        ("10.0.0.6", "10.0.0.5", False),
+        ("::ffff:10.0.0.6", "::ffff:10.0.0.5", False),
+        ("fe80::2%eth0", "fe80::1%eth0", False),
+    ],
+)
+def test_a_connection_from_loopback_or_from_the_servers_own_address_is_local(
+    peer: str, own: str, is_local: bool
+) -> None:
+    assert is_from_this_machine((peer, 40000), (own, 29400)) is is_local
+
+
+def test_a_connection_that_ended_before_it_was_looked_at_is_not_local() -> None:
+    assert not is_from_this_machine(None, ("127.0.0.1", 29400))

@@ -124,7 +124,8 @@ def test_a_visitor_that_knows_the_secret_may_ask(visitors: bool) -> None:
     (status,) = visitor.say(protocol.AskStatus(2, RUN))
     assert isinstance(status, protocol.Status)
     assert [node.name for node in status.nodes] == ["a"]
-    assert visitor.say(protocol.AskEvict(3, RUN, "a")) == [protocol.Done(3, True)]
+    evicted = f"node 'a' was evicted from run {RUN!r} and is kept out for 30 s"
+    assert visitor.say(protocol.AskEvict(3, RUN, "a")) == [protocol.Done(3, True, evicted)]
     assert server.run.live == 0
     assert visitor.say(protocol.AskClose(4, RUN, "it is not wanted")) == [protocol.Done(4, True)]
     assert server.run.closing == Closing(Ending.FAILED, "it is not wanted", 0.1)

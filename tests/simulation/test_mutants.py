@@ -205,6 +205,24 @@ MUTANTS = [
         "return msgspec.structs.replace(anew, durability=Durability.SEAL_OR_CLOSE)",
         "return anew",
     ),
+    Mutant(
+        "a server that most nodes cannot reach keeps its claim",
+        "server/runs.py",
+        "if self._elected and taken.is_time and",
+        "if False and",
+    ),
+    Mutant(
+        "a server that most nodes cannot reach claims again before the others can",
+        "location/serving.py",
+        "now + record.settings.reconnect_backoff_s + OTHERS_FIRST_S",
+        "now",
+    ),
+    Mutant(
+        "a server whose nodes nobody else serves does not claim again",
+        "location/serving.py",
+        "return self._read() if now >= self._claims_again_at else None",
+        "return None",
+    ),
 ]
 
 

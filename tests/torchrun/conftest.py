@@ -29,6 +29,7 @@ class StandaloneServer:
     """A server as a process of its own."""
 
     name = "rallypoint"
+    has_server = True
 
     def __init__(self) -> None:
         self.options = FAST
@@ -54,6 +55,7 @@ class EtcdCluster:
     """Three members of etcd."""
 
     name = "etcd-v3"
+    has_server = False
     version = "3.5"
 
     def __init__(self) -> None:
@@ -88,8 +90,34 @@ class OldEtcdCluster(EtcdCluster):
     version = "3.4"
 
 
+class C10dStore:
+    """A c10d store as a process of its own; one of the agents serves the run."""
+
+    name = "rallypoint"
+    has_server = False
+
+    def __init__(self) -> None:
+        self.options = FAST
+        self._store: faults.Actor | None = None
+        self._port = 0
+        self.endpoint = self.address = ""
+
+    def start(self) -> None:
+        self._store = faults.Actor("tests.conformance.store_server", "ours", str(self._port))
+        self._port = int(self._store.expect("serving")["port"])
+        self.endpoint = self.address = f"c10d://127.0.0.1:{self._port}"
+
+    def kill(self) -> None:
+        assert self._store is not None
+        self._store.kill()
+
+    def end(self) -> None:
+        self.kill()
+
+
 BACKENDS: dict[str, type[Authority]] = {
     "rallypoint": StandaloneServer,
+    "c10d": C10dStore,
     "etcd-v3": EtcdCluster,
     "etcd-v3-3.4": OldEtcdCluster,
 }

@@ -18,6 +18,8 @@ class Backend(Protocol):
     """The endpoint as `rallypoint.join` takes it."""
     options: dict[str, Any]
     """What makes it quick; None for what it does not have."""
+    has_server: bool
+    """Whether it serves the run itself; otherwise one of the agents does."""
 
     def start(self) -> None:
         """Start it, or start it again at the same endpoint."""

@@ -48,6 +48,10 @@ def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None
     good.expect("started", world_size=2)
     fail.touch()
     assert bad.exit_code() == 1
+    if not job.backend.has_server:
+        # Whether a third agent is told so depends on who served: it may found the next incarnation (rule 17h).
+        job.finish(good)
+        return
     # Its worker runs on, as nothing is wrong with it; a third agent is told at once that the run is over.
     (late,) = job.start("late", "2", script=(WORKER,))
     assert late.exit_code() == 1

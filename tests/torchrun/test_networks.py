@@ -36,7 +36,7 @@ class Hosted:
     def on(self, host: Sequence[str], address: str) -> dict[str, Any]:
         """How agents are told of it, which is at this address of this host."""
         if self._job.backend.name == "rallypoint":
-            return {"endpoint": f"{address}:29400", "options": {**FAST, "is_host": None}}
+            return {"endpoint": f"{_scheme(self._job)}{address}:29400", "options": {**FAST, "is_host": None}}
         url = f"http://{address}:2379"
         words = ["--listen-client-urls", url, "--advertise-client-urls", url]
         etcd = [find_etcd(), "--data-dir", str(self._folder / "etcd"), *words]
@@ -49,6 +49,12 @@ class Hosted:
 
     def end(self) -> None:
         self._stack.close()
+
+
+def _scheme(job: Job) -> str:
+    """How the endpoint begins: with that of a store, or with nothing."""
+    scheme, mark, _ = job.backend.endpoint.rpartition("://")
+    return scheme + mark
 
 
 @pytest.fixture
@@ -108,7 +114,7 @@ def test_a_name_that_resolves_only_later_is_waited_for(job: Job, tmp_path: Path)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n", encoding="ascii")
     port = job.backend.endpoint.split(",")[0].rpartition(":")[2]
-    given: dict[str, Any] = {"endpoint": f"authority.late:{port}", "before": with_hosts_file(str(hosts))}
+    given: dict[str, Any] = {"endpoint": f"{_scheme(job)}authority.late:{port}", "before": with_hosts_file(str(hosts))}
     agents = [job.agent(name, "2", **given) for name in ("a", "b")]
     for agent in agents:
         agent.says("authority.late")

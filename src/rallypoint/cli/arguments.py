@@ -1,17 +1,22 @@
-"""Arguments that several commands take: where to ask, which is a server or etcd."""
+"""Arguments that several commands take: where to ask, which is a server, or a register that names servers."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING
 
-from rallypoint.errors import RendezvousError
+from rallypoint.errors import RendezvousConnectionError, RendezvousError
 
 if TYPE_CHECKING:
     from rallypoint.client.admin import Visitor
     from rallypoint.location.admin import RegisterVisitor
 
 DEFAULT_PORT = 29400
+LONGEST_S = 365 * 86400.0
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+PROBE_S = 1.0
+"""How long something that is no server is asked whether it is a c10d store."""
 
 # Spelled out here, so that `--help` need not load what they are for.
 _FOR_ETCD = {
@@ -22,6 +27,9 @@ _FOR_ETCD = {
     "cert": ("FILE", "this client's certificate, where etcd wants one; implies TLS"),
     "key": ("FILE", "the key of that certificate"),
 }
+_ETCD_V3 = tuple(_FOR_ETCD)
+_TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", "key")}
+"""Which of them the endpoints of a scheme take."""
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -34,11 +42,25 @@ def endpoint(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(str(exc)) from None
 
 
-def server_or_etcd(text: str) -> tuple[str, int] | str:
-    """Host and port of a server, or etcd's endpoints as they were given."""
-    from rallypoint.elastic.utils import is_etcd
+def server_or_register(text: str) -> tuple[str, int] | str:
+    """Host and port of a server, or the URL of a register as it was given."""
+    from rallypoint.elastic.endpoints import scheme_of
 
-    return text.strip() if is_etcd(text) else endpoint(text)
+    try:
+        return text.strip() if scheme_of(text) else endpoint(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def duration(text: str) -> float:
+    """A time such as 30s, 10m or 2h, in seconds, as argparse wants its types."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match is not None else -1.0
+    if not 0 <= seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: write a number and s, m, h or d behind it, such as 30s, 10m or 2h, 365d at most"
+        )
+    return seconds
 
 
 def written(host: str, port: int) -> str:
@@ -50,30 +72,65 @@ def declare_endpoint(parser: argparse.ArgumentParser) -> None:
     """Where to ask."""
     parser.add_argument(
         "--endpoint",
-        type=server_or_etcd,
+        type=server_or_register,
         default=("localhost", DEFAULT_PORT),
-        metavar="HOST:PORT",
-        help=f"where `rallypoint serve` listens (default: localhost:{DEFAULT_PORT}), or etcd://HOST:PORT,HOST:PORT "
-        f"(etcds:// with TLS)",
+        metavar="ENDPOINT",
+        help=f"as the nodes have it: HOST:PORT of a server (default: localhost:{DEFAULT_PORT}), etcd://HOST:PORT,HOST:PORT "
+        f"(etcds:// with TLS), etcd-v2://HOST:PORT,HOST:PORT, c10d://HOST:PORT or file:///PATH",
     )
-    for_etcd = parser.add_argument_group("where the endpoint is etcd")
+    for_etcd = parser.add_argument_group(
+        "where the endpoint is etcd", "etcd-v2:// takes --cacert, --cert and --key; others take none of these."
+    )
     for name, (metavar, help_text) in _FOR_ETCD.items():
-        for_etcd.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=help_text)
+        for_etcd.add_argument(_as_flag(name), metavar=metavar, help=help_text)
 
 
 def visit(given: argparse.Namespace) -> Visitor | RegisterVisitor:
-    """A connection to the server or the etcd that was named."""
+    """A connection to the server that was named, or to those that the register names."""
     config = {name: value for name in _FOR_ETCD if (value := getattr(given, name)) is not None}
     if isinstance(given.endpoint, str):
-        from rallypoint.cli.etcd_visitor import visit_etcd
-
-        return visit_etcd(given.endpoint, config)
-    from rallypoint.client.admin import Visitor
-
+        return _visit_register(given.endpoint, config)
     host, port = given.endpoint
     if config:
         raise RendezvousError(
-            f"--{next(iter(config)).replace('_', '-')} is for etcd, and {written(host, port)} would be a server: write the "
+            f"{_as_flag(next(iter(config)))} is for etcd, and {written(host, port)} would be a server: write the "
             f"endpoint as etcd://{written(host, port)}, or leave the option out"
         )
-    return Visitor(host, port)
+    return _visit_server(host, port)
+
+
+def _visit_server(host: str, port: int) -> Visitor:
+    from rallypoint.client.admin import Visitor
+
+    try:
+        return Visitor(host, port)
+    except RendezvousConnectionError as exc:
+        from rallypoint.elastic.store_probe import is_store
+
+        if not is_store(host, port, PROBE_S):
+            raise
+        place = written(host, port)
+        raise RendezvousConnectionError(
+            f"a c10d store is at {place}, and no rallypoint server: write the endpoint as c10d://{place}"
+        ) from exc
+
+
+def _visit_register(url: str, config: dict[str, str]) -> RegisterVisitor:
+    from rallypoint.client.admin import PATIENCE_S
+    from rallypoint.elastic.endpoints import records_at, scheme_of
+    from rallypoint.location.admin import RegisterVisitor
+
+    scheme = scheme_of(url)
+    taken = _TAKEN_BY.get(scheme, ())
+    for name in config:
+        if name not in taken:
+            known = f"only {', '.join(map(_as_flag, taken))}" if taken else "none of these options"
+            raise RendezvousError(f"{_as_flag(name)} is for etcd://, and {scheme}:// takes {known}: leave it out")
+    try:
+        return RegisterVisitor(records_at(url, config, PATIENCE_S))
+    except ValueError as exc:
+        raise RendezvousError(str(exc)) from exc
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""`rallypoint runs`: which runs a server has."""
+"""`rallypoint runs`: which runs a server has, or a register names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rallypoint.cli.output import show_table
 if TYPE_CHECKING:
     from rallypoint.report import RunLine
 
-HELP = "list the runs of a server"
+HELP = "list the runs of a server, or in etcd, a c10d store or a store file"
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from rallypoint.protocol import Status
+    from rallypoint.report import KeptOutLine
 
 HELP = "show where a run stands and who is in it; all runs, where none is named"
 REFRESH_S = 1.0
@@ -134,10 +135,17 @@ def _sentence(status: Status) -> str:
 
 
 def _rows(status: Status) -> list[tuple[str, ...]]:
-    return [
+    rows: list[tuple[str, ...]] = [
         (node.name, "" if node.rank is None else str(node.rank), node.standing, node.address, node.id)
         for node in status.nodes
     ]
+    return rows + [(node.name, "", _kept_out(node), node.address, node.id) for node in status.kept_out]
+
+
+def _kept_out(node: KeptOutLine) -> str:
+    from rallypoint.core.explain import duration
+
+    return f"evicted, kept out for another {duration(node.left_s)}" + (f": {node.why}" if node.why else "")
 
 
 def _remarks(status: Status) -> list[str]:
@@ -158,4 +166,9 @@ def _for_machines(status: Status) -> dict[str, object]:
         {"name": node.name, "id": node.id, "standing": node.standing, "rank": node.rank, "address": node.address}
         for node in status.nodes
     ]
-    return {**as_json(status.run), "bounds": status.bounds, "nodes": nodes, "messages": status.messages}
+    out = [
+        {"name": node.name, "id": node.id, "address": node.address, "left_s": node.left_s, "why": node.why}
+        for node in status.kept_out
+    ]
+    told = {"bounds": status.bounds, "nodes": nodes, "kept_out": out, "messages": status.messages}
+    return {**as_json(status.run), **told}

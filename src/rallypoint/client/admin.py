@@ -84,9 +84,13 @@ class Visitor:
         """Close a run for everybody."""
         self._ask(protocol.AskClose(self._next(), run_id, why), protocol.Done)
 
-    def evict(self, run_id: str, node: str) -> None:
-        """Give a node up, by its name or id."""
-        self._ask(protocol.AskEvict(self._next(), run_id, node), protocol.Done)
+    def evict(self, run_id: str, node: str, for_s: float | None = None, why: str = "") -> str:
+        """Give a node up, by its name or id, and keep it out for so long (None: the server decides); what was done."""
+        return self._ask(protocol.AskEvict(self._next(), run_id, node, for_s, why), protocol.Done).why
+
+    def lift(self, run_id: str, node: str) -> str:
+        """Let a node in again that was evicted, by its name or id; what was done."""
+        return self._ask(protocol.AskLift(self._next(), run_id, node), protocol.Done).why
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +115,8 @@ class Visitor:
         if not self._secret:
             raise RendezvousConnectionError(
                 f"the server at {self.where} is part of a job: it answers only those who know the secret of its claim; "
-                f"name the register by which its nodes find it, as --endpoint etcd://HOST:PORT"
+                f"name the register by which its nodes find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or "
+                f"file:///PATH"
             )
         self._say(protocol.frame(protocol.Proof(protocol.admin_mac(self._secret, challenge.nonce))))
         self._hear(protocol.Welcome)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rallypoint.errors import RendezvousError
@@ -22,6 +23,7 @@ class Background:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_DaemonThreads())
         self._thread = threading.Thread(target=self._run, name="rallypoint", daemon=True)
         self._thread.start()
 
@@ -56,6 +58,35 @@ class Background:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """A daemon thread for each call, as for the lookup of a name that hangs: Python would wait at its end for a pool's."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as exc:  # noqa: BLE001  # whatever it is, it belongs to the one that asked
+                    future.set_exception(exc)
+
+        try:
+            threading.Thread(target=work, name="rallypoint-call", daemon=True).start()
+        except RuntimeError as exc:  # Python ends, and starts no thread any more
+            future.set_exception(OSError(str(exc)))
+        return future
+
+
+def run_in_thread(act: Callable[[], T]) -> T:
+    """Make a call that may hang outside Python, such as the lookup of a name; Ctrl-C ends the wait for it."""
+
+    async def call() -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, act)
+
+    return background().run(call())
 
 
 def background() -> Background:

@@ -65,6 +65,8 @@ class Link:
         self._connecting: asyncio.Task[Any] | None = None
         self._gave_up = ""
         self._closed = False
+        self.refused_by: Exception | None = None
+        """What the locator found to be in the way for good."""
 
     # For other threads --------------------------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class Link:
     def trouble(self) -> str:
         """Why the server is not reached, or was not when it was tried last; half a sentence."""
         if self._session.welcomed and self._session.serving.in_doubt:
-            return self._locator.explain("it answers, but cannot renew its claim, and seals nothing until it can")
+            return self._locator.doubt()
         return self._locator.explain(self._trouble)
 
     @property
@@ -185,7 +187,7 @@ class Link:
         self._background.check()
 
     async def _join(self, timeout_s: float) -> None:
-        self._session.goodbye = None
+        self._session.goodbye = self.refused_by = None
         if self.view.state is State.FENCED:
             self._do(lambda: self._session.reborn(self._reborn(self.view.node)))
             self._drop()
@@ -222,6 +224,7 @@ class Link:
         self._stop_beating()
         if self._task is not None:
             self._task.cancel()
+        self._send(self._session.parting())
         self._drop()
         with self.changed:
             self.changed.notify_all()
@@ -324,11 +327,12 @@ class Link:
         """The register says that this incarnation has ended (rule 17h)."""
         self._do(lambda: self._session.told_ended(how))
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, problem: Exception) -> None:
         """There is no use in looking for the server; a node that is connected to one need not."""
         if self._transport is not None:
             return
-        self._session.goodbye = protocol.Goodbye(why, final=True)
+        self.refused_by = problem
+        self._session.goodbye = protocol.Goodbye(str(problem) or repr(problem), final=True)
         self._do(lambda: self._session.ended(time.monotonic()), always=True)
         if self._task is not None and self.refusal is not None:
             self._task.cancel()

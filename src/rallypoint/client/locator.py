@@ -22,6 +22,12 @@ class Target(msgspec.Struct, frozen=True):
     secret: str = ""
     claim_id: str = ""
 
+    @property
+    def in_words(self) -> str:
+        """The server, as it stands in sentences."""
+        host = self.hosts[0]
+        return f"the server at {f'[{host}]' if ':' in host else host}:{self.port}"
+
 
 class Seeker(Protocol):
     """What a locator asks of the link that it finds the server for."""
@@ -36,8 +42,8 @@ class Seeker(Protocol):
     def tell_ended(self, how: EndedIncarnation) -> None:
         """The register says that this incarnation has ended (rule 17h)."""
 
-    def refuse(self, why: str) -> None:
-        """There is no use in looking for the server."""
+    def refuse(self, problem: Exception) -> None:
+        """There is no use in looking for the server; a node that joins is to see this error."""
 
 
 class Locator(Protocol):
@@ -61,5 +67,15 @@ class Locator(Protocol):
     def explain(self, trouble: str) -> str:
         """Why the server is not reached, in words, given what became of the last connection."""
 
+    def doubt(self) -> str:
+        """What is wrong with a server that answers and cannot renew its claim, in words (rule 17e)."""
+
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether what must outlive the server, or by which it is found, lives in this process, and ends with it."""
+
     async def release(self, timeout_s: float) -> bool:
         """This node has no more use for the server; whether everything was in order within that time."""
+
+    async def abandon(self) -> None:
+        """End without a word to anybody, as a process does that is killed."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import msgspec
@@ -13,6 +16,7 @@ import msgspec
 from rallypoint.client import outcomes
 from rallypoint.client.link import Link, Prepare
 from rallypoint.client.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
+from rallypoint.core import explain
 from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason
 from rallypoint.core.node import State, View
@@ -22,11 +26,17 @@ from rallypoint.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from rallypoint.protocol import Peer
+from rallypoint.protocol import AskHeard, Peer
 from rallypoint.stores.errors import StoreError
 
 _BLIP_S = 1.0
 """So long the word of one that leaves is tried where the authority was away when it was tried last."""
+
+_HURRY_S = 0.5
+"""So long it is tried where the process is to end at once, as after Ctrl-C."""
+
+_ASK_S = 1.0
+"""How long it is waited for an answer that memory can stand in for."""
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
 
@@ -64,7 +74,10 @@ class Member:
         self._store: RoundStore | None = None
         self._finished = False
         self._left = self._gone = False
+        self._stays: tuple[str, float | None] | None = None
+        """Why one that leaves is still here, and until when."""
         self.link: Link = open_link(self._prepare)
+        _members.add(self)
 
     @property
     def view(self) -> View:
@@ -78,8 +91,12 @@ class Member:
         self._check_left()
         started = time.monotonic()
         with self._joining:
-            placed = self._join(started, timeout_s)
-            self._open_store(placed)
+            try:
+                placed = self._join(started, timeout_s)
+                self._open_store(placed)
+            except BaseException as exc:
+                self._take_back(exc)
+                raise
             return placed
 
     def waiting(self) -> int:
@@ -89,21 +106,38 @@ class Member:
 
     def why_waiting(self) -> str:
         """What is awaited, in words (rule 11); empty where nothing is."""
+        if self._stays is not None:
+            why, until = self._stays
+            why += "" if until is None else f", at most {explain.seconds(until - time.monotonic())} more"
+            return why if self._gone or not self._is_out_of_reach(self.view) else f"{why}; {self._out_of_reach()}"
         view = self.view
         if view.state not in (State.WAITING, State.SPARE):
             return ""
-        if self._is_out_of_reach(view):
-            return f"the authority at {self.link.where()} cannot be reached ({self.link.trouble})"
-        return view.why
+        return self._out_of_reach() if self._is_out_of_reach(view) else view.why
 
     def _is_out_of_reach(self, view: View) -> bool:
         """Whether the authority is away, or was not found yet."""
         return view.out_since is not None or not self.link.is_connected
 
+    def _out_of_reach(self) -> str:
+        """What is wrong with an authority that places nobody, in words."""
+        link = self.link
+        if link.is_connected:
+            return link.trouble  # it answers, and is in doubt (rule 17e)
+        return f"the authority at {link.where()} cannot be reached ({link.trouble})"
+
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
         self.link.check()
         return self._closed_run or self.view.state is State.CLOSED
+
+    def is_closed_now(self) -> bool:
+        """Whether the run is closed: the server is asked where it answers, since a push may still be under way."""
+        if not self.is_closed() and self.link.is_connected:
+            with suppress(RendezvousError):
+                # Its answer comes after what it said before.
+                self.link.ask(AskHeard, _ASK_S)
+        return self.is_closed()
 
     def close_run(self) -> None:
         """Close the run for everybody, and wait until the authority says that it is recorded (rule 17c)."""
@@ -146,7 +180,11 @@ class Member:
     def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
         """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self.link.wait(lambda view: self._gone or not _is_in(view, placed), deadline)
+        return self.link.wait(lambda view: self._gone or not outcomes.is_in(view, placed), deadline)
+
+    def why_over(self, placed: Placed) -> str:
+        """Why a world is no longer this node's, and what to do about it."""
+        return "this node has left the run" if self._gone else outcomes.why_over(self.run_id, self.view, placed)
 
     def finish(self) -> None:
         """Say that this node's work is done (rule 8), and stay for the others until `leave`."""
@@ -156,15 +194,24 @@ class Member:
 
     def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
+        deadline = time.monotonic() + (self.close_s if patience_s is None else patience_s)
+        return self._leave(reason, why, deadline)
+
+    def withdraw(self, why: str, deadline: float | None = None) -> None:
+        """Leave at once, as one must that is interrupted: say so, and stay for nobody."""
+        self._leave(Reason.WITHDREW, why, deadline or time.monotonic() + _HURRY_S, in_haste=True)
+
+    def _leave(self, reason: Reason, why: str, deadline: float, *, in_haste: bool = False) -> bool:
+        """Leave; one in haste waits until its word is heard, and not for those who depend on this process."""
         if self._left:
             return True
         self._left = True
-        deadline = time.monotonic() + (self.close_s if patience_s is None else patience_s)
         done = True
         if self._finished:
             reason = Reason.FINISHED
         elif reason is Reason.FINISHED and self.view.world is None:
             reason = Reason.WITHDREW  # who was never in a world has finished nothing, and nobody waits for its word
+        self._stays = (f"the authority at {self.link.where()} has yet to acknowledge that this node leaves", deadline)
         if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             if not self._finished:
                 self.link.leave(reason, why)
@@ -173,13 +220,47 @@ class Member:
                 done = self.link.is_heard(deadline)
             else:
                 self.link.is_heard(min(deadline, time.monotonic() + _BLIP_S))
-        if reason is Reason.FINISHED and self.view.world is not None and self.view.world.rank == 0:
-            done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
+        elif self.link.is_connected:
+            self.link.is_heard(min(deadline, time.monotonic() + _HURRY_S))  # that its join has failed
+        if reason is Reason.FINISHED and self.view.world is not None and not in_haste:
+            if self.hosts_medium:
+                self._stays = ("this process has the run's record, and stays until the run is closed", None)
+                done = self._stay_until_closed() and done
+                deadline = max(deadline, time.monotonic() + self.close_s)  # the others leave from now on
+            elif self.view.world.rank == 0:
+                count = self.view.world.size - 1
+                others = "the other node has" if count == 1 else f"the other {count} nodes have"
+                self._stays = (f"this node serves the store of the round, and stays until {others} finished", deadline)
+                done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
         self._gone = True
         self.link.close()
-        done = self._let_go(deadline) and done
+        self._stays = ("this process serves the run, and stays until its other nodes have gone", deadline)
+        done = self._let_go(time.monotonic() if in_haste else deadline) and done
         self._withdraw_stores()
         return done
+
+    def _stay_until_closed(self) -> bool:
+        """Keep the medium until the close is recorded: without it nobody could say, or learn, how the run ended (rule 17).
+
+        It is kept for as long as there is a server; whether the run was closed.
+        """
+
+        def is_over(view: View) -> bool:
+            return view.state is not State.FINISHED
+
+        while True:
+            self.link.wait(lambda view: is_over(view) or view.out_since is not None)
+            if is_over(self.view):
+                return True
+            until = time.monotonic() + self.close_s
+            if not self.link.wait(lambda view: is_over(view) or view.out_since is None, until):
+                return False
+
+    def stop(self) -> None:
+        """End without a word to anybody, as a process does that is killed; from any thread, without waiting."""
+        self._left = self._gone = True
+        self.link.close()
+        self._withdraw_stores()
 
     def _withdraw_stores(self) -> None:
         """End the store that this node serves, and the offer of another."""
@@ -190,9 +271,14 @@ class Member:
 
     # For the hostings ---------------------------------------------------------------------------------------------
 
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether the medium by which the server is found lives in this process, and ends with it."""
+        return False
+
     def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
         """The store of a round, served on a socket where this node has rank 0."""
-        return RoundStore(self.run_id, placed, listener, timedelta(seconds=300), self._serve_store)
+        return RoundStore(self, placed, listener, timedelta(seconds=300), self._serve_store)
 
     def _let_go(self, deadline: float) -> bool:
         """The link is closed: let go of what else there is, once nobody depends on it; whether that was in time."""
@@ -236,18 +322,41 @@ class Member:
         if settled and placed is not None:
             return placed
         if link.refusal is not None:
-            raise RendezvousConnectionError(f"run {self.run_id!r} cannot be joined at {link.where()}: {link.refusal}")
+            raise self._refused(link.refusal, link.refused_by)
         outcomes.check_open(self.run_id, view)
         self._check_left()
-        link.leave(Reason.WITHDREW, "its join timed out")
-        if self._is_out_of_reach(view):
+        if not link.is_connected:
             raise RendezvousTimeoutError(
-                f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: the authority at {link.where()} cannot be "
-                f"reached ({link.trouble}); is it running there, and does its port let nodes in?"
+                f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: {self._out_of_reach()}; is it running there, and "
+                f"does its port let nodes in?"
             )
+        why = self._out_of_reach() if self._is_out_of_reach(view) else view.why
         raise RendezvousTimeoutError(
-            f"run {self.run_id!r} at {link.where()} was not joined within {elapsed_s:.1f} s: {view.why}"
+            f"run {self.run_id!r} at {link.where()} was not joined within {elapsed_s:.1f} s: {why}"
         )
+
+    def _refused(self, why: str, cause: Exception | None) -> Exception:
+        """What a join raises that is refused; an error of a user's own code reaches that user as it is."""
+        if cause is not None and not isinstance(cause, RendezvousError):
+            return cause
+        kind: type[RendezvousError] = RendezvousConnectionError
+        if cause is not None and not isinstance(cause, RendezvousConnectionError):
+            kind = type(cause)
+        refused = kind(f"run {self.run_id!r} cannot be joined at {self.link.where()}: {why}")
+        refused.__cause__ = cause
+        return refused
+
+    def _take_back(self, failure: BaseException) -> None:
+        """A join that failed, for whatever reason, is counted by nobody any more."""
+        if self._left or self.view.state not in _INVOLVED:
+            return
+        why = f"its join failed: {failure}"
+        if isinstance(failure, RendezvousTimeoutError):
+            why = "its join timed out"
+        elif isinstance(failure, KeyboardInterrupt):
+            why = "its join was interrupted"
+        with suppress(RendezvousError):  # what went wrong first is what is told
+            self.link.leave(Reason.WITHDREW, why)
 
     def _check_left(self) -> None:
         if self._left:
@@ -268,7 +377,14 @@ class Member:
             self._store = None
 
 
-def _is_in(view: View, placed: Placed) -> bool:
-    """Whether a node is a member of this world, as far as it knows."""
-    world = view.world
-    return world is not None and world.seal_id == placed.seal_id and view.state in (State.HOLDS, State.FINISHED)
+_members: weakref.WeakSet[Member] = weakref.WeakSet()
+"""Those of this process that may not have left yet."""
+
+
+@atexit.register
+def _withdraw_all() -> None:
+    """A process that ends says goodbye for its nodes: one that is just gone is taken for lost, and may leave a claim."""
+    deadline = time.monotonic() + _HURRY_S
+    for member in list(_members):
+        with suppress(Exception):
+            member.withdraw("its process was stopped", deadline)

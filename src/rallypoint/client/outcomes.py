@@ -54,3 +54,22 @@ def check_open(run_id: str, view: View) -> None:
 def left_before(run_id: str) -> RendezvousError:
     """For who is asked to join and has left for good."""
     return RendezvousError(f"run {run_id!r} was left by this node: a new handler can join it again")
+
+
+def is_in(view: View, placed: Placed) -> bool:
+    """Whether a node is a member of this world, as far as it knows."""
+    world = view.world
+    return world is not None and world.seal_id == placed.seal_id and view.state in (State.HOLDS, State.FINISHED)
+
+
+def why_over(run_id: str, view: View, placed: Placed) -> str:
+    """Why a world is no longer this node's, and what to do about it."""
+    if view.state is State.CLOSED:
+        return f"run {run_id!r} is closed as {view.ending.value}: {view.why}"
+    if view.world is not None and view.world.seal_id != placed.seal_id:
+        return f"this node is in round {view.world.round} by now, which has a store of its own"
+    if view.state in (State.BROKEN, State.FENCED):
+        return f"{view.why}; join again"
+    if view.state in (State.WAITING, State.SPARE):
+        return "this node waits for the next round"
+    return "this node has left the run"

@@ -1,18 +1,35 @@
-"""The bootstrap store of a round (rule 12): offered by every node before it joins, served by rank 0, prefixed by its name."""
+"""The bootstrap store of a round (rule 12): offered by every node before it joins, served by rank 0, prefixed by its name.
+
+It ends with its round: nobody waits on it for a world that is over.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
-from rallypoint.stores.errors import StoreError
+from rallypoint.stores.base import Term
+from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
 from rallypoint.stores.late import LateStore
 from rallypoint.stores.server import listen
+
+VERDICT_S = 10.0
+"""How long the news is awaited that a world is over: a host that dies breaks its connections before it is declared lost."""
+
+_SOON_S = 0.5
+"""By then the news has usually come; so long is waited before anybody looks whether the store's server is still there."""
+
+_ATTEMPT = timedelta(seconds=1)
+"""How long one attempt to connect takes, before a look at whether the world still stands."""
 
 Serve = Callable[[socket.socket], Callable[[], None]]
 """Serves a store on a listening socket, which it takes over, and returns what ends it."""
@@ -67,15 +84,31 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class RoundMember(Protocol):
+    """What a round's store asks of the membership that it came with."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+
+    def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
+        """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
+
+    def why_over(self, placed: Placed) -> str:
+        """Why a world is no longer this node's, and what to do about it."""
+
+
 class RoundStore(PrefixStore):
     """The store of one sealed world, with that world's own keys only; it connects on first use.
 
-    Rank 0 serves it, on the socket that it had bound before it joined.
+    Rank 0 serves it, on the socket that it had bound before it joined.  When the world is over for this node, every call
+    is a `RoundOverError`, also of those who wait.  A forked child may open it, if its parent did not, but is not told
+    of the world's end.
     """
 
     def __init__(
         self,
-        run_id: str,
+        member: RoundMember,
         placed: Placed,
         listener: socket.socket | None,
         timeout: timedelta,
@@ -83,20 +116,122 @@ class RoundStore(PrefixStore):
     ) -> None:
         self.seal_id = placed.seal_id
         self.host, self.port = split_endpoint(placed.store)
+        self._member = member
+        self._placed = placed
+        self._opened_in = os.getpid()
+        self._why_over: str | None = None
+        self._closing: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._ending = threading.Lock()
+        self._watched = False
         self._stop = serve(listener) if listener is not None else None
-        self.prefix = f"{run_id}/{placed.incarnation}/{placed.round}"
-        super().__init__(self.prefix, LateStore(lambda: self._open(timeout)[0]))
+        self.prefix = f"{member.run_id}/{placed.incarnation}/{placed.round}"
+        super().__init__(self.prefix, self._late(timeout))
+
+    def clone(self) -> PrefixStore:
+        return PrefixStore(self.prefix, self._late(self.timeout))
+
+    def open(self, timeout: timedelta) -> PrefixStore:
+        """The same keys over a connection of its own, which ends with the round."""
+        return PrefixStore(self.prefix, self._open_in_round(timeout))
 
     def connect(self, timeout: timedelta) -> tuple[PrefixStore, Callable[[], None]]:
-        """The same keys over a connection of its own, and what ends that connection, from any thread."""
+        """The same keys over a connection that outlasts the round, and what ends it, from any thread."""
         store, close = self._open(timeout)
         return PrefixStore(self.prefix, store), close
 
+    def is_over(self, wait_s: float = 0.0) -> bool:
+        """Whether the round is over for this node; waits for the news for so long."""
+        return self._why_over is not None or self._member.wait_until_over(self._placed, wait_s)
+
     def stop(self) -> None:
-        """End the server, where this process has it."""
+        """The round is over for this node: end its connections, and the server, where this process has it."""
+        self._end()
         if self._stop is not None:
             self._stop()
 
+    # For the kinds of it ----------------------------------------------------------------------------------------------
+
     def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
+        """The store below and a method that closes it; whoever holds the store holds that method's object."""
         store = TcpStore(self.host, self.port, timeout=timeout)
         return store, store.close
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _late(self, timeout: timedelta) -> LateStore:
+        return LateStore(lambda: self._open_in_round(timeout), self._judge)
+
+    def _open_in_round(self, timeout: timedelta) -> Store:
+        """Connect for as long as the round lasts; the connection ends with it."""
+        if self._is_forked:
+            return self._open(timeout)[0]
+        term = Term.of(timeout)
+        while not self.is_over():
+            try:
+                store, close = self._open(min(_ATTEMPT, timedelta(seconds=term.left_s())))
+            except StoreTimeoutError as exc:  # noqa: PERF203  # trying again is the point
+                if not term.left_s():
+                    raise StoreTimeoutError(
+                        f"{self._name_it()} was not reached within {term.timeout_s:g} s: {exc}"
+                    ) from exc
+            else:
+                store.set_timeout(timeout)
+                self._end_with_round(close)
+                return store
+        raise self._over()
+
+    def _end_with_round(self, close: Callable[[], None]) -> None:
+        with self._ending:
+            self._closing = [each for each in self._closing if each() is not None]
+            self._closing.append(weakref.WeakMethod(close))
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="rallypoint-round", daemon=True).start()
+        if self.is_over():
+            self._end()
+
+    def _watch(self) -> None:
+        self._member.wait_until_over(self._placed)
+        self._end()
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._why_over is None:
+                self._why_over = self._member.why_over(self._placed)
+            closing, self._closing = self._closing, []
+        for each in closing:
+            if (close := each()) is not None:
+                close()
+
+    def _judge(self, problem: Exception) -> Exception:
+        """What to say of a call that failed: where the round is over, that, and why."""
+        if not isinstance(problem, (StoreError, TimeoutError)) or isinstance(problem, (RoundOverError, StoreForkError)):
+            return problem
+        if self._is_forked:
+            return problem
+        if self.is_over() or (isinstance(problem, StoreConnectionError) and self._has_broken()):
+            return self._over()
+        return problem
+
+    def _has_broken(self) -> bool:
+        """After a connection was lost: whether the round is over.  Only where its server is gone is there much to wait for."""
+        if self.is_over(_SOON_S):
+            return True
+        try:
+            _, close = self._open(_ATTEMPT)
+        except (StoreError, TimeoutError):
+            return self.is_over(VERDICT_S)
+        close()
+        return False
+
+    def _over(self) -> RoundOverError:
+        why = self._why_over or self._member.why_over(self._placed)
+        return RoundOverError(f"{self._name_it()} is of no use any more, because the round is over: {why}")
+
+    def _name_it(self) -> str:
+        return f"the store of round {self._placed.round} of run {self._member.run_id!r}"
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a child by fork, which hears nothing of its parent's membership."""
+        return os.getpid() != self._opened_in

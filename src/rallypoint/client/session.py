@@ -78,6 +78,12 @@ class Session:
         for body in self._reader.feed(data):
             self._take(protocol.read(body, protocol.FROM_SERVER), now)
 
+    def parting(self) -> bytes:
+        """This node ends the connection: it is gone from a closed run, whose name is free once all are (rule 1)."""
+        if not self.connected or self.view.state is not State.CLOSED:
+            return b""
+        return protocol.frame(Left(self.view.node.id, Reason.WITHDREW))
+
     def ended(self, now: float) -> None:
         """The connection is gone."""
         self.connected = self.welcomed = False

@@ -11,7 +11,7 @@ import msgspec
 
 from rallypoint.core import liveness, recovery, transition
 from rallypoint.core.changes import Durability, Step, change
-from rallypoint.core.events import Announced, Event, Joined, Left, Lost, Message
+from rallypoint.core.events import Announced, Event, Evicted, Joined, Left, Lost, Message
 from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Phase, Run, Settings
 from rallypoint.core.notices import Said, spell_out
@@ -68,7 +68,8 @@ def apply(
     authority: Authority, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES
 ) -> Output:
     """Something that no node said: an administrator's word."""
-    life = liveness.forget(authority.life, event.node_id) if isinstance(event, Lost) else authority.life
+    gone = event.node_id if isinstance(event, Lost) else event.node.id if isinstance(event, Evicted) else None
+    life = liveness.forget(authority.life, gone) if gone is not None else authority.life
     return _done(Authority(authority.run, life), transition.step(authority.run, event, now, mint, policies))
 
 
@@ -100,9 +101,35 @@ def tick(
     beats: Mapping[str, float] = liveness.NO_BEATS,
 ) -> Output:
     """Time passed; due whenever `wake_at` says so."""
-    life, losses = liveness.tick(authority.life, authority.run.settings, now, beats)
+    is_closed = authority.run.phase is Phase.CLOSED
+    life, losses = liveness.tick(authority.life, authority.run.settings, now, beats, is_closed=is_closed)
     step = transition.time_passed(authority.run, losses, now, mint, policies)
     return _done(Authority(authority.run, life), step, losses)
+
+
+def deserted_at(
+    authority: Authority, losses: tuple[Lost, ...], now: float, beats: Mapping[str, float] = liveness.NO_BEATS
+) -> float | None:
+    """When most nodes will have been silent for the time-out, where losses show that they may be (rule 17e)."""
+    if not losses or authority.run.phase is Phase.CLOSED:
+        return None
+    return liveness.deserted_at(authority.life, losses, authority.run.settings, now, beats)
+
+
+def give_up_silent(
+    authority: Authority,
+    beats: Mapping[str, float],
+    now: float,
+    mint: str,
+    policies: Mapping[str, RankPolicy] = POLICIES,
+) -> Output:
+    """Nobody else served in place of this server, which most nodes do not reach: they are lost (rule 17e)."""
+    life, losses = authority.life, []
+    for node_id, heard in liveness.silent(life, authority.run.settings, now, beats).items():
+        life = liveness.forget(life, node_id)
+        losses.append(Lost(node_id, f"nothing was heard of it for {now - heard:.1f} s, and nobody else serves"))
+    step = transition.time_passed(authority.run, losses, now, mint, policies)
+    return _done(Authority(authority.run, life), step, tuple(losses))
 
 
 def wake_at(authority: Authority, now: float) -> float | None:
@@ -114,9 +141,9 @@ def wake_at(authority: Authority, now: float) -> float | None:
 
 
 def is_idle(authority: Authority) -> bool:
-    """Whether nothing would be lost by forgetting the run."""
+    """Whether nothing would be lost by forgetting the run: nobody is in it, and nobody is kept out of it."""
     run = authority.run
-    return run.phase is Phase.GATHERING and not run.live and not authority.life.signs
+    return run.phase is Phase.GATHERING and not run.live and run.evictions_end is None and not authority.life.signs
 
 
 def _done(authority: Authority, step: Step, losses: tuple[Lost, ...] = ()) -> Output:

@@ -64,15 +64,19 @@ def found(run: Run, bounds: Bounds, settings: Settings, mint: str) -> Run:
     last = run.last
     if run.closing is not None and run.incarnation:
         last = EndedIncarnation(run.incarnation, run.closing.ending, run.closing.why)
+    return change(emptied(run, last), incarnation=f"r{mint}", bounds=bounds, settings=settings)
+
+
+def emptied(run: Run, last: EndedIncarnation | None) -> Run:
+    """The run with nobody in it and no incarnation; only what must outlive the old one is kept."""
     return Run(
         run_id=run.run_id,
-        incarnation=f"r{mint}",
-        bounds=bounds,
-        settings=settings,
         round=run.round,
         arrivals=run.arrivals,
         last=last,
         hindrance=run.hindrance,
+        evictions=run.evictions,
+        evictions_end=run.evictions_end,
     )
 
 

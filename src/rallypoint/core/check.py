@@ -1,4 +1,4 @@
-"""What is always true of a run.  A record that breaks one of these is damaged; a transition that does is wrong."""
+"""What is always true of a run: a transition that breaks one of these is wrong.  Tests and the simulation look."""
 
 from __future__ import annotations
 

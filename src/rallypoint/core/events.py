@@ -1,7 +1,7 @@
 """What can happen to a run: everything that the transition takes.
 
 `Joined`, `Announced`, `Left` and `CloseAsked` are also the messages that nodes send; `Lost` and `TimePassed` are said
-by the authority to itself.
+by the authority to itself, `Evicted` and `EvictionLifted` by an administrator.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from rallypoint.core.model import Bounds, Count, Ending, Name, Node, Reason, Settings, Size, Token, Why
+from rallypoint.core.model import Bounds, Count, Ending, Name, Node, Reason, Seconds, Settings, Size, Token, Why
 
 
 class Standing(enum.Enum):
@@ -99,9 +99,23 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     why: Why
 
 
+class Evicted(msgspec.Struct, frozen=True, tag="evict"):
+    """An administrator gives a node up, and keeps it out for so long."""
+
+    node: Node
+    for_s: Seconds
+    why: Why = ""
+
+
+class EvictionLifted(msgspec.Struct, frozen=True, tag="lift"):
+    """An administrator lets a node in again, by its name or id."""
+
+    node: Name
+
+
 class TimePassed(msgspec.Struct, frozen=True, tag="time"):
     """Nothing happened but time; due whenever `transition.wake_at` says so."""
 
 
 Message = Joined | Announced | Left | CloseAsked
-Event = Message | Lost | TimePassed
+Event = Message | Lost | Evicted | EvictionLifted | TimePassed

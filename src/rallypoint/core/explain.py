@@ -5,13 +5,18 @@ The same sentence goes to the log, to time-out errors, to `status` and to the da
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from rallypoint.core.model import Bounds, Node, Phase, Run, Waiter
+from rallypoint.core.model import Bounds, Eviction, Node, Phase, Run, Waiter
+from rallypoint.core.model import kept_out as in_effect
 
 SHOWN = 6
 LOOKED_AT = 64
+
+_TIMES = re.compile(r"\b\d+(\.\d+)? (d|h|min|s)\b( \d+ (h|min|s)\b)?")
 
 
 def nodes(count: int) -> str:
@@ -32,6 +37,21 @@ def are(count: int) -> str:
 def seconds(left: float) -> str:
     """A rest of time, never negative."""
     return f"{max(left, 0.0):.1f} s"
+
+
+def gist(sentence: str) -> str:
+    """A sentence without its times: two with the same gist give the same reason, only later."""
+    return _TIMES.sub("… s", sentence)
+
+
+def duration(total: float) -> str:
+    """A time that may be long, in its two largest units."""
+    whole = math.ceil(max(total, 0.0) - 0.001)
+    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next((i for i, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    shown = [f"{count} {unit}" for count, unit in parts[first : first + 2] if count or unit == parts[first][1]]
+    return " ".join(shown)
 
 
 def names(some: Iterable[str], count: int) -> str:
@@ -61,12 +81,12 @@ def full(run: Run) -> str:
     return f"all {run.bounds.max} nodes are here" if run.bounds.max > 1 else "its only node is here"
 
 
-def too_few(run: Run, total: int) -> str:
+def too_few(run: Run, total: int, now: float) -> str:
     """A first round below min."""
     missing = run.bounds.min - total
     if missing <= 0:
         return f"only spares are here ({names(_names(run.spares.values()), len(run.spares))}); a member must come first"
-    return f"{_of_least(run, total)} here ({here(run)}); {missing} more must come{_paused(run)}"
+    return f"{_of_least(run, total)} here ({here(run)}); {missing} more must come{_kept_out(run, now)}"
 
 
 def last_call(run: Run, total: int, now: float) -> str:
@@ -96,9 +116,9 @@ def all_back(run: Run) -> str:
     return f"everyone who is left is here{late}"
 
 
-def below_min(run: Run, total: int) -> str:
+def below_min(run: Run, total: int, now: float) -> str:
     """Too few survivors (rule 6c)."""
-    return f"{_of_least(run, total)} left ({here(run)}); {run.bounds.min - total} must be replaced{_paused(run)}"
+    return f"{_of_least(run, total)} left ({here(run)}); {run.bounds.min - total} must be replaced{_kept_out(run, now)}"
 
 
 def standing_by(run: Run) -> str:
@@ -128,6 +148,17 @@ def pause(run: Run, waiter: Waiter, now: float) -> str:
         f"{waiter.node.name} was lost or too late several times lately: it is let in again in "
         f"{seconds(waiter.paused_until - now)}, so that one bad node does not restart the whole job for ever"
     )
+
+
+def evicted(eviction: Eviction) -> str:
+    """That a node was evicted, and why."""
+    return f"{eviction.node.name} was evicted by an administrator" + (f" ({eviction.why})" if eviction.why else "")
+
+
+def kept_out(eviction: Eviction, now: float) -> str:
+    """Why an evicted node is not let in, and for how long."""
+    left = eviction.until - now
+    return f"{evicted(eviction)} and " + (f"is kept out for another {duration(left)}" if left > 0 else "may come back")
 
 
 def recovering(run: Run, now: float) -> str:
@@ -179,7 +210,7 @@ def situation(run: Run, now: float, verdict_why: str) -> str:
         return verdict_why
     waiting = f", {nodes(len(run.queue))} waiting" if run.queue else ""
     done = f", {nodes(len(run.finished))} finished" if run.ending_started else ""
-    return f"round {world.round} runs with {nodes(len(run.active))}{waiting}{done}"
+    return f"round {world.round} runs with {nodes(len(run.active))}{waiting}{done}{_evicted(run, now)}"
 
 
 def _names(waiters: Iterable[Waiter]) -> Iterator[str]:
@@ -190,8 +221,14 @@ def _of_least(run: Run, total: int) -> str:
     return f"{total} of at least {nodes(run.bounds.min)} {are(run.bounds.min)}"
 
 
-def _paused(run: Run) -> str:
-    if not run.paused:
+def _kept_out(run: Run, now: float) -> str:
+    paused = len(run.paused)
+    crashed = f" ({names(_names(run.paused.values()), paused)} {are(paused)} kept out after crashing too often)"
+    return (crashed if paused else "") + _evicted(run, now)
+
+
+def _evicted(run: Run, now: float) -> str:
+    if run.evictions_end is None:
         return ""
-    count = len(run.paused)
-    return f" ({names(_names(run.paused.values()), count)} {are(count)} kept out after crashing too often)"
+    out = [eviction.node.name for eviction in in_effect(run, now)]
+    return f" ({names(out, len(out))} {are(len(out))} kept out by an administrator)" if out else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from rallypoint.core import evictions, explain
 from rallypoint.core.changes import Durability, Step, break_world, change, charge, close, depart
-from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Run
+from rallypoint.core.events import Evicted
+from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Run, find_node
 from rallypoint.core.recovery import adopt_at_once, silenced
 
 
@@ -13,6 +15,19 @@ def lost(run: Run, node_id: str, why: str, now: float) -> Step:
         told = f"{_name(run, node_id)} was lost: {why}"
         return Step(silenced(depart(run, node_id), node_id, told), (), told)
     return _go(run, node_id, f"{_name(run, node_id)} was lost: {why}", now, crashed=True)
+
+
+def evicted(run: Run, event: Evicted, now: float) -> Step:
+    """An administrator has given a node up: it is told so at once, and kept out for a while."""
+    node = event.node
+    noted, eviction = evictions.note(run, node, event.for_s, event.why, now)
+    told = explain.evicted(eviction)
+    if run.phase is Phase.RECOVERING:
+        gone = Step(silenced(depart(noted, node.id), node.id, told), (), told)
+    else:
+        gone = _go(noted, node.id, told, now, crashed=False)
+    notice = evictions.notice(run, eviction, now, in_world=node.id in run.ranks)
+    return Step(gone.run, notice, "" if gone.why else told).after(gone)
 
 
 def left(run: Run, node_id: str, reason: Reason, seal_id: str, why: str, now: float) -> Step:
@@ -82,13 +97,5 @@ def close_if_too_few(run: Run, now: float) -> Step:
 
 def _name(run: Run, node_id: str) -> str:
     """What people call a node."""
-    rank = run.ranks.get(node_id)
-    if rank is not None and run.world is not None:
-        return run.world.members[rank].name
-    if rank is not None:
-        return run.heard[rank].node.name
-    for table in (run.returned, run.queue, run.paused, run.spares):
-        waiter = table.get(node_id)
-        if waiter is not None:
-            return waiter.node.name
-    return node_id
+    node = find_node(run, node_id)
+    return node.name if node is not None else node_id

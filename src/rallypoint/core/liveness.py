@@ -87,16 +87,21 @@ def forget(life: Liveness, node_id: str) -> Liveness:
 
 
 def tick(
-    life: Liveness, settings: Settings, now: float, beats: Mapping[str, float] = NO_BEATS
+    life: Liveness,
+    settings: Settings,
+    now: float,
+    beats: Mapping[str, float] = NO_BEATS,
+    *,
+    is_closed: bool = False,
 ) -> tuple[Liveness, tuple[Lost, ...]]:
-    """Time passed: who is lost now?
+    """Time passed: who is lost now?  Where the run is closed, many hang up at once because they are done.
 
     `beats` is when nodes were last heard to say nothing new.  It is looked at only for those who would be lost
     otherwise, so that a heartbeat costs its receiver no more than noting the time.
     """
     losses: list[Lost] = []
     signs, due, silent = life.signs, life.due, life.silent
-    most = silent > 1 and silent * 2 > len(signs)
+    most = silent > 1 and silent * 2 > len(signs) and not is_closed
     while (first := due.first()) is not None and first[0] <= now:
         due = due.without(first)
         node_id = first[1]
@@ -112,6 +117,28 @@ def tick(
         signs, silent = signs.without(node_id), silent - (sign.ended is not None)
         losses.append(Lost(node_id, why))
     return Liveness(signs, due, silent), tuple(losses)
+
+
+def deserted_at(
+    life: Liveness, losses: tuple[Lost, ...], settings: Settings, now: float, beats: Mapping[str, float] = NO_BEATS
+) -> float | None:
+    """When most nodes will have been silent for the time-out, if none of them speaks until then; None where a few are.
+
+    Asked when somebody is lost, and silence is the reason.  Nodes that are cut off together were heard for the last time
+    within one interval.  Closed connections do not count: a dead process closes its own, and a network that fails does not.
+    """
+    if all(life.signs[loss.node_id].ended is not None for loss in losses):
+        return None
+    heard = silent(life, settings, now, beats)
+    if len(heard) < 2 or len(heard) * 2 <= len(life.signs):
+        return None
+    return max(heard.values()) + settings.heartbeat_timeout_s
+
+
+def silent(life: Liveness, settings: Settings, now: float, beats: Mapping[str, float] = NO_BEATS) -> dict[str, float]:
+    """When those were last heard whose connection is open and who have been silent for half of the time-out."""
+    heard = {i: max(sign.heard, beats.get(i, 0.0)) for i, sign in life.signs.items() if sign.ended is None}
+    return {i: moment for i, moment in heard.items() if now - moment >= settings.heartbeat_timeout_s / 2}
 
 
 def wake_at(life: Liveness) -> float | None:

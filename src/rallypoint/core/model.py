@@ -244,6 +244,15 @@ class Crash(msgspec.Struct, frozen=True):
     last: float
 
 
+class Eviction(msgspec.Struct, frozen=True):
+    """A node that an administrator evicted, as it was last seen; kept out until then, for the `count`th time."""
+
+    node: Node
+    until: float
+    count: int
+    why: str = ""
+
+
 class Closing(msgspec.Struct, frozen=True):
     """How, why and when a run closed."""
 
@@ -264,6 +273,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     names, and `predecessor` the ranks that went with the process that served before.  `last` is how the incarnation
     before this one ended.  `founded` says that a claim has named the incarnation, so that the first node to come does not.
     `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
+
+    `evictions` are by name and address, past ones among them; `evictions_end` is when the last of them ends.  They belong
+    to the run, not to an incarnation, and to the memory of this server: no record has them.
     """
 
     run_id: str
@@ -285,6 +297,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     recorded: RecordedWorld | None = None
     predecessor: Predecessor | None = None
     crashes: Table[str, Crash] = Table()
+    evictions: Table[tuple[str, str], Eviction] = Table()
+    evictions_end: float | None = None
     arrivals: int = 0
     last_call_ends: float | None = None
     regroup_ends: float | None = None
@@ -325,6 +339,22 @@ def find_waiter(run: Run, node_id: str) -> Waiter | None:
         if waiter is not None:
             return waiter
     return None
+
+
+def find_node(run: Run, node_id: str) -> Node | None:
+    """The node with this id, wherever it stands, or None; of one that finished in an earlier world only the id is left."""
+    rank = run.ranks.get(node_id)
+    if rank is not None and run.world is not None:
+        return run.world.members[rank]
+    if rank is not None:
+        return run.heard[rank].node
+    waiter = find_waiter(run, node_id)
+    return waiter.node if waiter is not None else None
+
+
+def kept_out(run: Run, now: float) -> Iterator[Eviction]:
+    """The evictions that are in effect."""
+    return (eviction for eviction in run.evictions.values() if eviction.until > now)
 
 
 def is_loopback(node: Node) -> bool:

@@ -13,7 +13,7 @@ from itertools import chain
 import msgspec
 
 from rallypoint.core import explain
-from rallypoint.core.changes import Durability, Step, change, close, depart, enter, found, tell
+from rallypoint.core.changes import Durability, Step, change, close, depart, emptied, enter, found, tell
 from rallypoint.core.events import Announced, Joined, Seat, Standing
 from rallypoint.core.model import (
     EndedIncarnation,
@@ -243,8 +243,7 @@ def _begin_anew(run: Run, mint: str, why: str) -> Step:
     waiters = sorted(chain(run.queue.values(), run.spares.values()), key=lambda w: w.arrival)
     first = next((w.request for w in waiters if w.request is not None), None)
     if first is None:
-        emptied = Run(run_id=run.run_id, round=run.round, arrivals=run.arrivals, last=run.last, hindrance=run.hindrance)
-        return Step(emptied, (), why if run.last is not None else "")
+        return Step(emptied(run, run.last), (), why if run.last is not None else "")
     called = run.last_call_ends if first.settings == run.settings else None
     fresh = change(found(run, first.bounds, first.settings, mint), last_call_ends=called)
     return _keep_waiters(fresh, run.queue.values(), run.spares.values(), why)

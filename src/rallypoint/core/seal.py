@@ -69,9 +69,9 @@ def _decide(run: Run, now: float) -> Verdict:
             return Verdict(False, explain.awaiting_members(run, now), run.regroup_ends)
         if here.total >= bounds.min:
             return Verdict(True, explain.all_back(run))
-        return Verdict(False, explain.below_min(run, here.total))
+        return Verdict(False, explain.below_min(run, here.total, now))
     if here.total < bounds.min or here.present == 0:
-        return Verdict(False, explain.too_few(run, here.total))
+        return Verdict(False, explain.too_few(run, here.total, now))
     if run.last_call_ends is not None and now >= run.last_call_ends:
         return Verdict(True, f"the last call ended, and at most {explain.nodes(bounds.max)} are wanted")
     return Verdict(False, explain.last_call(run, here.total, now), run.last_call_ends)

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rallypoint.core import explain, joining, leaving, recovery, seal
-from rallypoint.core.changes import Step, break_world, change, close, tell
-from rallypoint.core.events import Announced, CloseAsked, Event, Joined, Left, Lost, Standing
+from rallypoint.core import evictions, explain, joining, leaving, recovery, seal
+from rallypoint.core.changes import Step, break_world, change, close, emptied, tell
+from rallypoint.core.events import (
+    Announced,
+    CloseAsked,
+    Event,
+    Evicted,
+    EvictionLifted,
+    Joined,
+    Left,
+    Lost,
+    Standing,
+)
 from rallypoint.core.model import EndedIncarnation, Phase, Role, Run, Waiter, find_waiter
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, Refused, RunClosed, StandBy, WaitingCount
 from rallypoint.core.ranks import POLICIES, RankPolicy
@@ -49,7 +59,7 @@ def time_passed(
 
 def wake_at(run: Run, now: float) -> float | None:
     """When `TimePassed` is due next after a step at `now`; None where only an event can change anything."""
-    due = [run.hold_ends, run.last_call_ends, run.regroup_ends]
+    due = [run.hold_ends, run.last_call_ends, run.regroup_ends, run.evictions_end]
     if run.predecessor is not None:
         due.append(run.predecessor.until)
     if run.closing is not None:
@@ -84,6 +94,8 @@ def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
             return _tell_ended(run, event)
         if _is_stranger(run, event):
             return _fence_stranger(run, event, now)
+        if (eviction := evictions.against(run, event, now)) is not None:
+            return evictions.keep_out(run, event, eviction, now)
         if recovery.is_forgotten(run, event):
             run = recovery.forgotten(run, now)
     if isinstance(event, Joined):
@@ -94,6 +106,10 @@ def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
         return leaving.left(run, event.node_id, event.reason, event.seal_id, event.why, now)
     if isinstance(event, Lost):
         return leaving.lost(run, event.node_id, event.why, now)
+    if isinstance(event, Evicted):
+        return leaving.evicted(run, event, now)
+    if isinstance(event, EvictionLifted):
+        return evictions.lift(run, event.node, now)
     if isinstance(event, CloseAsked):
         return _close_asked(run, event, now, mint)
     return Step(run)
@@ -204,6 +220,7 @@ def _heard_closed(run: Run, said: Announced, now: float, mint: str) -> Step:
 
 def _settle(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
     """Whatever is due now, in order: the end of a tombstone, of a hold, of pauses; a seal; the waiting count."""
+    run = evictions.expire(run, now)
     if run.phase is Phase.CLOSED:
         return _bury(run, now)
     if run.phase is Phase.RECOVERING:
@@ -226,8 +243,7 @@ def _bury(run: Run, now: float) -> Step:
     if now < run.closing.at + run.settings.closed_ttl_s:
         return Step(run)
     last = EndedIncarnation(run.incarnation, run.closing.ending, run.closing.why) if run.incarnation else run.last
-    emptied = Run(run_id=run.run_id, round=run.round, last=last, hindrance=run.hindrance)
-    return Step(emptied, (), "the closed run is forgotten")
+    return Step(emptied(run, last), (), "the closed run is forgotten")
 
 
 def _release(run: Run, now: float) -> Step:

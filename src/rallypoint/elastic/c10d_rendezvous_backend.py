@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import binascii
 import os
 import socket
 import tempfile
 import weakref
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from rallypoint import events
 from rallypoint.elastic.api import RendezvousParameters
+from rallypoint.elastic.documents import C10D_NOTHING, C10D_PREFIX, decode_document
 from rallypoint.elastic.dynamic_rendezvous import (
     OPTIONS as DYNAMIC_OPTIONS,
 )
@@ -29,28 +29,26 @@ from rallypoint.elastic.dynamic_rendezvous import (
 from rallypoint.elastic.dynamic_rendezvous import (
     create_handler as create_dynamic_handler,
 )
+from rallypoint.elastic.endpoints import DEFAULT_PORT
 from rallypoint.elastic.options import choice, flag, read_options, seconds
 from rallypoint.elastic.store_probe import NotAStoreError, wait_for_store
 from rallypoint.elastic.utils import _matches_machine_hostname, parse_rendezvous_endpoint
-from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.stores import StoreServer, TcpStore, listen
+from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.stores import FileStore, StoreServer, TcpStore, listen
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge import stores_c10d
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend", "create_handler"]
 
-DEFAULT_PORT = 29400
 BACKEND = "c10d"
 FILE_TIMEOUT = timedelta(seconds=300)
+FILE_REST_S = 50.0
+PROBE_S = 2.0
 
 STORE_TYPE = choice("store_type", ("tcp", "file"), "tcp", "which kind of store holds the run")
 READ_TIMEOUT = seconds("read_timeout", 60.0, "how long a call to the TCP store may take")
 IS_HOST = flag("is_host", None, "whether this process serves the TCP store")
 OPTIONS = (STORE_TYPE, READ_TIMEOUT, IS_HOST)
-
-# A store's `get` waits for a key that is missing, so the key is never missing: this stands there before anything does.
-# It is the value that torch's nodes put there, so that they and ours see an empty place alike.
-_NOTHING = b"Y2FuaW1hZGFt"
 
 _FAILURES = (StoreError, RuntimeError, OSError, LookupError)
 """What the stores of ours and of torch raise when they cannot be reached."""
@@ -59,15 +57,25 @@ _FAILURES = (StoreError, RuntimeError, OSError, LookupError)
 class C10dRendezvousBackend(RendezvousBackend):
     """The document under one key of a store; its token is the value itself.
 
-    `hosts_store` says that this process serves the store to the others, and so stays until they have left.
+    `hosts_store` says whether this process serves the store to the others, and so stays until they have left; None where
+    no node does, or nobody knows.  `place` names the store, so that the handlers of a process share an election.  `rest_s`
+    is how long the beat of a claim may rest in this store, where that is special.
     """
 
     def __init__(self, store: Any, run_id: str) -> None:
         if not run_id:
             raise ValueError("The run id is empty: every job needs a name of its own, such as its job id.")
-        self.hosts_store = False
-        self._store = store
-        self._key = f"torch.rendezvous.{run_id}"
+        self.hosts_store: bool | None = None
+        self.served: Any = None
+        self.place: tuple[Any, ...] | None = None
+        inner = _innermost(store)
+        # Every write makes the file of torch's store longer, and every node reads all of it.
+        self.rest_s = FILE_REST_S if stores_c10d.is_file_store(inner) else None
+        self._given = store
+        self._has_own = isinstance(inner, TcpStore) or stores_c10d.is_tcp_store(inner)
+        # A connection of its own: whoever waits for a key has the other one to itself.
+        self._store = store.clone() if self._has_own else store
+        self._key = f"{C10D_PREFIX}{run_id}"
 
     @property
     def name(self) -> str:
@@ -77,7 +85,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """The document and its token, or None."""
         # Puts the place-holder there if nothing is, and reads what is there if something is.
-        return _decode(self._call(lambda: self._store.compare_set(self._key, "", _NOTHING.decode())))
+        return self._decode(self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode())))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write if the token is still that of what is there, or, without one, if nothing is."""
@@ -87,58 +95,86 @@ class C10dRendezvousBackend(RendezvousBackend):
         desired = b64encode(state)
         if token is None or token == desired:
             # A store says the same of a key that is missing as of one that has this very value.
-            self._call(lambda: self._store.compare_set(self._key, "", _NOTHING.decode()))
-        expected = _NOTHING if token is None else token
-        stored = self._call(lambda: self._store.compare_set(self._key, expected.decode(), desired.decode()))
+            self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode()))
+        expected = C10D_NOTHING if token is None else token
+        stored = self._call(lambda store: store.compare_set(self._key, expected.decode(), desired.decode()))
         if stored == desired:
             return state, desired, True
         if stored == expected:
             # Nothing is there at all: a store answers so when a key that should have a value has none.
             return None
-        there = _decode(stored)
+        there = self._decode(stored)
         return None if there is None else (*there, False)
 
-    def _call(self, action: Callable[[], bytes | str]) -> bytes:
+    def close(self) -> None:
+        """Let go of the store; its server, where this process has that, ends with the last that uses it."""
+        for store in (self._store, self._given):
+            if isinstance(store, (TcpStore, FileStore)) and store is not self.served:
+                store.close()
+        self._store = self._given = self.served = None
+
+    def _decode(self, stored: bytes) -> tuple[bytes, Token] | None:
+        return None if stored == C10D_NOTHING else (decode_document(stored, self._key), stored)
+
+    def _call(self, action: Callable[[Any], bytes | str]) -> bytes:
         try:
-            value = action()
+            if self._store is None:
+                _check_listening(self._given)
+                self._store = self._given.clone()
+            value = action(self._store)
         except _FAILURES as exc:
+            if self._has_own:
+                self._store = None  # a connection that failed is made anew for the next call
             raise RendezvousConnectionError(
                 f"the store of the run cannot be used: {str(exc) or type(exc).__name__}"
             ) from exc
         return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _decode(stored: bytes) -> tuple[bytes, Token] | None:
-    if stored == _NOTHING:
-        return None
-    try:
-        return b64decode(stored, validate=True), stored
-    except (binascii.Error, ValueError) as exc:
-        raise RendezvousStateError(
-            f"the document of the run is damaged: it should be base64, and begins with {stored[:40]!r}; something else "
-            f"writes to its key: use another run id or another store"
-        ) from exc
+def _innermost(store: Any) -> Any:
+    """The store that prefixes are put before."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _check_listening(store: Any) -> None:
+    """See that somebody listens where the store was: torch's client would try to connect for a minute."""
+    inner = _innermost(store)
+    socket.create_connection((inner.host, inner.port), PROBE_S).close()
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """The backend and its store, as the parameters ask for them: torch's own stores where torch is installed."""
-    known = {option.name for option in OPTIONS}
+    known, with_torch = {option.name for option in OPTIONS}, stores_c10d.has_torch()
     try:
         options = read_options(
             params.backend, {name: value for name, value in params.config.items() if name in known}, OPTIONS
         )
         if options[STORE_TYPE] == "file":
-            store, hosts = _file_store(params), False
+            path = (params.endpoint or "").strip() or _private_file()
+            store, served = file_store(path, with_torch=with_torch), None
+            backend = C10dRendezvousBackend(store, params.run_id)
+            backend.place = ("file", path)
         else:
-            store, hosts = _tcp_store(params, options[READ_TIMEOUT], options[IS_HOST])
-        backend = C10dRendezvousBackend(store, params.run_id)
+            host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+            timeout = timedelta(seconds=options[READ_TIMEOUT])
+            store, served = tcp_store(host, port, timeout, options[IS_HOST], with_torch=with_torch)
+            backend = hosted_backend(store, served, params.run_id)
+            backend.place = ("tcp", host, port)
     except Exception as exc:
         events.record("backend failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
         raise
-    backend.hosts_store = hosts
-    why = f"a {options[STORE_TYPE]} store {'served' if hosts else 'used'} by this process"
+    why = f"a {options[STORE_TYPE]} store {'served' if served is not None else 'used'} by this process"
     events.record("backend created", params.run_id, why, backend=params.backend, endpoint=params.endpoint)
     return backend, store
+
+
+def hosted_backend(store: Any, served: Any | None, run_id: str) -> C10dRendezvousBackend:
+    """The backend on a TCP store, which knows whether this process serves that store, and keeps it served."""
+    backend = C10dRendezvousBackend(store, run_id)
+    backend.hosts_store, backend.served = served is not None, served
+    return backend
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -151,28 +187,39 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
 # The TCP store --------------------------------------------------------------------------------------------------------
 
 
-def _tcp_store(params: RendezvousParameters, timeout_s: float, is_host: bool | None) -> tuple[Any, bool]:
-    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-    timeout = timedelta(seconds=timeout_s)
+class OpenedStore(NamedTuple):
+    """A store, and the one by which this process serves it to the others; None where another process does."""
+
+    store: Any
+    served: Any | None
+
+
+def tcp_store(host: str, port: int, timeout: timedelta, is_host: bool | None, *, with_torch: bool) -> OpenedStore:
+    """The TCP store at this place; this process serves it if it may and nobody else does."""
     may_host = _matches_machine_hostname(host) if is_host is None else is_host
     if may_host:
         try:
-            return serve_tcp_store(host, port, timeout), True
+            store = serve_tcp_store(host, port, timeout, with_torch=with_torch)
+            return OpenedStore(store, store)
         except _FAILURES as exc:
-            if is_host and (host, port) not in _served:
+            served = _served.get((host, port))
+            if served is not None:
+                # Another run or node of this process serves it; the server ends with the last that uses it.
+                return OpenedStore(served.clone(), served)
+            if is_host:
                 raise RendezvousConnectionError(
                     f"is_host is set, but no store can be served on {host}:{port}: {_first_line(exc)}; use another "
                     f"port, or leave is_host out to connect to what is there"
                 ) from exc
-    return use_tcp_store(host, port, timeout), False
+    return OpenedStore(use_tcp_store(host, port, timeout, with_torch=with_torch), None)
 
 
-def use_tcp_store(host: str, port: int, timeout: timedelta) -> Any:
+def use_tcp_store(host: str, port: int, timeout: timedelta, *, with_torch: bool) -> Any:
     """A client of the TCP store at this place, which may start later; RendezvousConnectionError says what is there."""
     timeout_s = timeout.total_seconds()
     try:
         wait_for_store(host, port, timeout_s)
-        if stores_c10d.has_torch():
+        if with_torch:
             return stores_c10d.tcp_store(host, port, timeout)
         return TcpStore(host, port, timeout=timeout, wait_for_workers=False)
     except NotAStoreError as exc:
@@ -188,11 +235,11 @@ def use_tcp_store(host: str, port: int, timeout: timedelta) -> Any:
 _served: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()
 
 
-def serve_tcp_store(host: str, port: int, timeout: timedelta) -> Any:
+def serve_tcp_store(host: str, port: int, timeout: timedelta, *, with_torch: bool) -> Any:
     """A TCP store that this process serves: bound first, so that a port that is taken is known before anything else."""
     listener = listen(_bind_address(host), port)
     port = listener.getsockname()[1]
-    if stores_c10d.has_torch():
+    if with_torch:
         store = stores_c10d.tcp_store(host, port, timeout, listener)
     else:
         server = StoreServer()
@@ -235,13 +282,13 @@ def _first_line(exc: BaseException) -> str:
 # The file store -------------------------------------------------------------------------------------------------------
 
 
-def _file_store(params: RendezvousParameters) -> Any:
-    path = (params.endpoint or "").strip() or _private_file()
+def file_store(path: str, *, with_torch: bool) -> Any:
+    """The store in this file; the files of torch's stores and of ours are not the same."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise RendezvousError(f"the store's file {path} cannot be made: there is no folder {folder}")
     try:
-        return _open_file(path)
+        return stores_c10d.file_store(path) if with_torch else FileStore(path, timeout=FILE_TIMEOUT)
     except _FAILURES as exc:
         raise RendezvousConnectionError(f"the file store {path} cannot be opened: {_first_line(exc)}") from exc
 
@@ -256,11 +303,3 @@ def _private_file() -> str:
         ) from exc
     os.close(handle)
     return path
-
-
-def _open_file(path: str) -> Any:
-    if stores_c10d.has_torch():
-        return stores_c10d.file_store(path)
-    from rallypoint.stores.file import FileStore
-
-    return FileStore(path, timeout=FILE_TIMEOUT)

@@ -1,31 +1,48 @@
 """PyTorch's `dynamic_rendezvous`: a handler on any backend that can hold one document.
 
-The names and signatures are PyTorch's; what happens behind them is the core, edited into the document by everyone.
+The names and signatures are PyTorch's.  Behind them the document only names the server that runs the core (rule 17).
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from rallypoint import events
-from rallypoint.client.identity import mint_id
-from rallypoint.client.round_store import split_endpoint
-from rallypoint.core.model import Bounds, Node, OnGiveUp, Role, Settings
-from rallypoint.core.notices import Placed
-from rallypoint.document.bootstrap import Offer, own_address
-from rallypoint.document.member import DocumentMember
+from rallypoint.client import addresses
+from rallypoint.client.background import background, run_in_thread
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import Serve
+from rallypoint.core.model import Bounds, Settings
 from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.backend_member import member_on
+from rallypoint.elastic.member_backend import (
+    CHOICES,
+    CLOSE_TIMEOUT,
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
+    HEARTBEATS,
+    JOIN_TIMEOUT,
+    KEEP_ALIVE_ATTEMPTS,
+    KEEP_ALIVE_INTERVAL,
+    LAST_CALL,
+    SERVER_PORT,
+    node_from,
+    settings_with,
+)
 from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
-from rallypoint.elastic.options import OptionValues, choice, number, read_options, seconds, text
-from rallypoint.stores import PrefixStore, TcpStore
-from rallypoint.stores.late import LateStore
+from rallypoint.elastic.options import Option, OptionValues, read_options
+from rallypoint.elastic.round_stores import STORE, store_server
+from rallypoint.errors import RendezvousError
+from rallypoint.location.registers.backend import BackendRegister
+from rallypoint.stores import PrefixStore
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 __all__ = [
@@ -40,39 +57,13 @@ __all__ = [
 Token = Any
 """What a backend knows a version of the document by; nobody else looks inside."""
 
-JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting included")
-LAST_CALL = seconds("last_call_timeout", 30.0, "how long a first round waits for more nodes once min are here")
-CLOSE_TIMEOUT = seconds("close_timeout", 30.0, "how long shutdown waits for those who depend on this process")
-HEARTBEAT_TIMEOUT = seconds("heartbeat_timeout", 5.0, "how long one heartbeat may take")
-KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", 5.0, "how often a node says that it is there")
-KEEP_ALIVE_ATTEMPTS = number("keep_alive_max_attempt", 3, "how many intervals a silent node is waited for", at_least=1)
-OUTAGE_GRACE = seconds("outage_grace", 300.0, "how long workers run on while the backend is away", or_zero=True)
-REGROUP_TIMEOUT = seconds("regroup_timeout", 60.0, "how long live members are awaited back", or_zero=True)
-ADMIT_DELAY = seconds("admit_delay", 0.0, "how old a round must be before newcomers are admitted", or_zero=True)
-RANK = number("rank", None, "the rank that this node would like to have", at_least=0)
-TOPOLOGY = text("topology", "", "where this node is, as a path: ranks of neighbours are neighbours")
-ROLE = choice("role", ("member", "spare"), "member", "whether this node takes part or stands by")
-ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the run does when a member gives up")
-NAME = text("node_name", "", "what this node is called; by default its host name")
+OPTIONS: tuple[Option[Any], ...] = (JOIN_TIMEOUT, LAST_CALL, CLOSE_TIMEOUT, *HEARTBEATS, SERVER_PORT, *CHOICES)
+"""What a handler on a backend can be asked for; the backend's own options come besides."""
 
-OPTIONS = (
-    JOIN_TIMEOUT,
-    LAST_CALL,
-    CLOSE_TIMEOUT,
-    HEARTBEAT_TIMEOUT,
-    KEEP_ALIVE_INTERVAL,
-    KEEP_ALIVE_ATTEMPTS,
-    OUTAGE_GRACE,
-    REGROUP_TIMEOUT,
-    ADMIT_DELAY,
-    RANK,
-    TOPOLOGY,
-    ROLE,
-    ON_GIVE_UP,
-    NAME,
-)
-
-STORE_TIMEOUT = timedelta(seconds=300)
+SHORTEST_SILENCE_S = 1.0
+"""In PyTorch a heartbeat's time-out is that of one call; here a node must not be lost because its machine is busy."""
+NOT_GIVEN = (5.0, 3)
+"""PyTorch's own keep-alives: a program that passes them on has asked for nothing (rule 6 has quicker ones)."""
 
 
 class RendezvousBackend(ABC):
@@ -162,7 +153,7 @@ class RendezvousSettings:
 
 
 class DynamicRendezvousHandler(HandlerOnMembership):
-    """A node's membership in a run whose document a `RendezvousBackend` holds.  Make it by `from_backend`."""
+    """A node's membership in a run whose server is found by a `RendezvousBackend`.  Make it by `from_backend`."""
 
     def __init__(
         self,
@@ -175,21 +166,24 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         self._settings = settings
         self._backend = backend
         self._store = store
-        self._address = local_addr or own_address(store)
-        self._with_torch = is_torch_store(store)
-        self._offer: Offer | None = None
-        self._serving: Offer | None = None
         given = options or OptionValues(OPTIONS, {})
-        self._member: DocumentMember = DocumentMember(
+        timeout = settings.timeout
+        self._member: Member = member_on(
+            lambda: BackendRegister(lambda: backend),
             settings.run_id,
-            backend,
-            store,
             Bounds(settings.min_nodes, settings.max_nodes),
             _run_settings(settings, given),
-            _this_node(given, self._address),
-            prepare=self._prepare,
-            close_s=settings.timeout.close.total_seconds(),
+            node_from(local_addr, given),
+            key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
+            where=f"the backend {backend.name!r}",
+            address=local_addr or run_in_thread(lambda: _own_address(store)),
+            rest_s=getattr(backend, "rest_s", None),
+            ports=given[SERVER_PORT],
+            close_s=timeout.close.total_seconds(),
+            serve_store=_server_of(store, given[STORE]),
         )
+        # As in PyTorch, a handler that nobody holds any more falls silent, and its node is given up.
+        weakref.finalize(self, _fall_silent, self._member).atexit = False
 
     @classmethod
     def from_backend(
@@ -206,9 +200,8 @@ class DynamicRendezvousHandler(HandlerOnMembership):
     ) -> DynamicRendezvousHandler:
         """A handler for one node.
 
-        `store` is what the workers get a part of; it is also used to keep heartbeats out of the document, where it is
-        the same for all nodes.  None stands for a store that rank 0 of each round serves.  A node is given up after
-        `keep_alive_max_attempt` intervals of silence.
+        `store` is what the workers get a part of; None stands for a store that rank 0 of each round serves.  A node is
+        given up after `keep_alive_max_attempt` intervals of silence, where they are not PyTorch's defaults.
         """
         settings = _settings(
             run_id, min_nodes, max_nodes, timeout or RendezvousTimeout(), keep_alive_interval, keep_alive_max_attempt
@@ -227,61 +220,28 @@ class DynamicRendezvousHandler(HandlerOnMembership):
     @property
     def use_agent_store(self) -> bool:
         """Whether the workers may use the store that rank 0 serves, instead of starting another."""
-        return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+        return _shares_store()
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         placed = self._member.join(self._settings.timeout.join.total_seconds())
-        self._open(placed)
-        info = RendezvousStoreInfo(*split_endpoint(placed.store))
-        return RendezvousInfo(self._round_store(placed, info), placed.rank, placed.size, info)
+        round_store = self._member.store(placed)
+        info = RendezvousStoreInfo(round_store.host, round_store.port)
+        if self._store is None:
+            return RendezvousInfo(round_store, placed.rank, placed.size, info)
+        prefix = f"torch.rendezvous.{self._settings.run_id}.{placed.incarnation}.{placed.round}"
+        part = prefix_store if is_torch_store(self._store) else PrefixStore
+        return RendezvousInfo(part(prefix, self._store), placed.rank, placed.size, info)
 
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
-        done = self._member.leave(reason_to_leave(), is_host=bool(getattr(self._backend, "hosts_store", False)))
-        self._withdraw()
-        return done
+        return self._member.leave(reason_to_leave())
 
     # Inside -------------------------------------------------------------------------------------------------------
-
-    def _prepare(self, node: Node) -> Node:
-        """Offer a store for the next round: bound first, published with the join (rule 12)."""
-        if self._offer is None:
-            self._offer = Offer(self._address)
-        return msgspec.structs.replace(node, address=self._address, store=self._offer.endpoint)
-
-    def _open(self, placed: Placed) -> None:
-        """The last round's store is over; rank 0 serves this one's, unless the workers start their own."""
-        offer, self._offer = self._offer, None
-        if self._serving is not None:
-            self._serving.withdraw()
-        self._serving = offer
-        if offer is None:
-            return
-        if placed.rank == 0 and (self.use_agent_store or self._store is None):
-            offer.serve(with_torch=self._with_torch)
-        else:
-            offer.withdraw()
-
-    def _round_store(self, placed: Placed, info: RendezvousStoreInfo) -> Any:
-        prefix = f"torch.rendezvous.{self._settings.run_id}.{placed.incarnation}.{placed.round}"
-        if self._store is None:
-            address, port = info.master_addr, info.master_port
-            return PrefixStore(prefix, LateStore(lambda: TcpStore(address, port, timeout=STORE_TIMEOUT)))
-        if self._with_torch:
-            return prefix_store(prefix, self._store)
-        return PrefixStore(prefix, self._store)
-
-    def _withdraw(self) -> None:
-        for offer in (self._offer, self._serving):
-            if offer is not None:
-                offer.withdraw()
-        self._offer = self._serving = None
 
     def _stop_heartbeats(self) -> None:
         """End without a word to anybody, as a process does that is killed."""
         self._member.stop()
-        self._withdraw()
 
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -301,8 +261,8 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
             params.min_nodes,
             params.max_nodes,
             timeout,
-            options[KEEP_ALIVE_INTERVAL],
-            options[KEEP_ALIVE_ATTEMPTS],
+            options[KEEP_ALIVE_INTERVAL] or NOT_GIVEN[0],
+            options[KEEP_ALIVE_ATTEMPTS] or NOT_GIVEN[1],
         )
         return DynamicRendezvousHandler(settings, backend, store, params.local_addr, options)
     except Exception as exc:
@@ -337,25 +297,59 @@ def _settings(
 
 
 def _run_settings(settings: RendezvousSettings, options: OptionValues) -> Settings:
-    interval_s = settings.keep_alive_interval.total_seconds()
-    return Settings(
+    """The run's settings.  Keep-alives that were asked for count; PyTorch's own time-out of a heartbeat may be shorter."""
+    interval_s, attempts = settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt
+    timeout_s = max(interval_s * attempts, SHORTEST_SILENCE_S)
+    is_given = KEEP_ALIVE_INTERVAL in options or KEEP_ALIVE_ATTEMPTS in options
+    if not is_given and (interval_s, attempts) == NOT_GIVEN:
+        timeout_s = max(settings.timeout.heartbeat.total_seconds(), SHORTEST_SILENCE_S)
+        interval_s = min(options[HEARTBEAT_INTERVAL], timeout_s / 3)
+    return settings_with(
+        options,
+        interval_s=min(interval_s, timeout_s / 2),
+        timeout_s=timeout_s,
         last_call_s=settings.timeout.last_call.total_seconds(),
-        regroup_s=options[REGROUP_TIMEOUT],
-        admit_delay_s=options[ADMIT_DELAY],
-        heartbeat_interval_s=interval_s,
-        heartbeat_timeout_s=interval_s * settings.keep_alive_max_attempt,
-        outage_grace_s=options[OUTAGE_GRACE],
-        on_give_up=OnGiveUp(options[ON_GIVE_UP]),
     )
 
 
-def _this_node(options: OptionValues, address: str) -> Node:
-    name = options[NAME] or socket.gethostname()
-    return Node(
-        id=mint_id(name),
-        name=name,
-        address=address,
-        wanted_rank=options[RANK],
-        topology=options[TOPOLOGY],
-        role=Role(options[ROLE]),
-    )
+def _fall_silent(member: Member) -> None:
+    """On the loop, because a garbage collector may call this anywhere; in a forked child there is nothing to end."""
+    with suppress(RendezvousError):
+        background().call(member.stop)
+
+
+class _Identity:
+    """A backend as a key, by which object it is: the handlers that share it share an election."""
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+
+    def __hash__(self) -> int:
+        return id(self._backend)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other._backend is self._backend
+
+
+def _own_address(store: Any | None) -> str:
+    """The address by which this machine reaches the store's server, or any other machine where it has none (rule 2)."""
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if isinstance(host, str) and isinstance(port, int):
+        return addresses.own_address(host, port)
+    return addresses.own_address()
+
+
+def _shares_store() -> bool:
+    return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+
+def _server_of(store: Any, asked: str) -> Serve:
+    """What serves the workers' store where this node has rank 0: nothing where they start their own."""
+
+    def serve(listener: socket.socket) -> Callable[[], None]:
+        if store is None or _shares_store():
+            return store_server(asked, under_torch=is_torch_store(store))(listener)
+        listener.close()
+        return lambda: None
+
+    return serve

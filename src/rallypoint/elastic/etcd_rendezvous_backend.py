@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import binascii
 import random
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from rallypoint import events
 from rallypoint.elastic.api import RendezvousParameters
+from rallypoint.elastic.documents import ETCD_V2_FOLDER, decode_document
 from rallypoint.elastic.dynamic_rendezvous import (
     OPTIONS as DYNAMIC_OPTIONS,
 )
@@ -25,7 +25,7 @@ from rallypoint.elastic.dynamic_rendezvous import (
 )
 from rallypoint.elastic.etcd_v2_client import PROTOCOL, certificates, connect, make_client, parse_endpoints
 from rallypoint.elastic.options import read_options, seconds
-from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import Keys, Node
@@ -33,7 +33,6 @@ from rallypoint.stores.etcd_v2 import Keys, Node
 __all__ = ["EtcdRendezvousBackend", "create_backend", "create_handler"]
 
 BACKEND = "etcd-v2"
-DOCUMENTS = "/torch/elastic/rendezvous"
 STORE = "/torch/elastic/store"
 DEFAULT_TTL_S = 7200
 
@@ -87,13 +86,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return None if there is None else (*there, False)
 
     def _decode(self, node: Node) -> tuple[bytes, Token]:
-        try:
-            return b64decode(node.value, validate=True), node.modified
-        except (binascii.Error, ValueError) as exc:
-            raise RendezvousStateError(
-                f"the document of the run is damaged: {self._path} should hold base64, and begins with "
-                f"{node.value[:40]!r}; something else writes to it: use another run id"
-            ) from exc
+        return decode_document(node.value.encode(errors="replace"), self._path), node.modified
 
     def _call(self, ask: Callable[[Term], T]) -> T:
         try:
@@ -127,7 +120,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
             ca=options[CA_CERT],
         )
         connect(client, options[READ_TIMEOUT], f"etcd at {params.endpoint or 'localhost'}")
-        backend = EtcdRendezvousBackend(client, params.run_id, DOCUMENTS)
+        backend = EtcdRendezvousBackend(client, params.run_id, ETCD_V2_FOLDER)
         store = EtcdStore(client, STORE, ttl_s=DEFAULT_TTL_S)
     except Exception as exc:
         events.record("backend failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)

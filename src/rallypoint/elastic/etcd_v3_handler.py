@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.client.addresses import address_among
+from rallypoint.client.background import run_in_thread
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import RoundStore
 from rallypoint.core.model import Bounds
@@ -20,15 +21,18 @@ from rallypoint.elastic.etcd_v3_client import PREFIX, in_options, open_client
 from rallypoint.elastic.member_backend import (
     CHOICES,
     CLOSE_TIMEOUT,
-    JOIN_TIMEOUT,
+    HEARTBEATS,
     READ_TIMEOUT,
+    SERVER_PORT,
     TIMES,
     MemberBackend,
     MemberHandler,
+    medium_call_s,
     node_from,
+    settings_from,
 )
-from rallypoint.elastic.options import Option, OptionValues, number, ports
-from rallypoint.elastic.rallypoint_handler import HEARTBEATS, IS_HOST, settings_from
+from rallypoint.elastic.options import Option, OptionValues, number
+from rallypoint.elastic.rallypoint_handler import IS_HOST
 from rallypoint.elastic.round_stores import ETCD, STORE, STORE_OR_ETCD, store_server
 from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.etcd_client import EtcdClient
@@ -44,15 +48,12 @@ BACKEND = "etcd-v3"
 SHORTEST_TTL_S = 2
 """etcd grants no shorter lease with its usual election time-out of a second."""
 LONGEST_TTL_S = 120
-CALL_S = 5.0
-"""How long one call to etcd is tried at all members together; then what each of them said is known, and it is tried anew."""
 SHORTEST_RUN_TTL_S = 60
 """How long a record lives at least after its last server."""
 
 LEASE_TTL = number(
     "lease_ttl", 5, "after how many seconds a server is replaced that etcd does not hear of", at_least=SHORTEST_TTL_S
 )
-SERVER_PORT = ports("server_port", "the port on which this process serves when it is elected")
 
 _CHOICES = tuple(STORE_OR_ETCD if option is STORE else option for option in CHOICES)
 OPTIONS: tuple[Option[Any], ...] = (
@@ -84,11 +85,9 @@ def create_member(
         )
     settings = settings_from(options)
     serve_store = store_server(options[STORE_OR_ETCD], under_torch=under_torch)
-    # A member of etcd that hangs must not keep a node from hearing of a new server within that one's hold (rule 17f).
-    call_s = min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2, settings.reconnect_backoff_s)
-    client = open_client(params.endpoint, options, timeout_s=call_s)
+    client = open_client(params.endpoint, options, timeout_s=medium_call_s(options))
     prefix, run_id = options[PREFIX], params.run_id
-    address = params.local_addr or address_among(client.endpoints)
+    address = params.local_addr or run_in_thread(lambda: address_among(client.endpoints))
     run_ttl_s = max(math.ceil(2 * settings.outage_grace_s), SHORTEST_RUN_TTL_S)
 
     def open_register(serves_on: Callable[[], bool]) -> EtcdV3Register:
@@ -114,7 +113,7 @@ def create_member(
         run_id,
         Bounds(params.min_nodes, params.max_nodes),
         settings,
-        node_from(params, options),
+        node_from(params.local_addr, options),
         call_s=options[READ_TIMEOUT],
         close_s=options[CLOSE_TIMEOUT],
         serve_store=serve_store,
@@ -155,7 +154,7 @@ class _Member(LocatedMember):
             return super()._make_store(placed, listener)
         if listener is not None:
             listener.close()
-        return EtcdV3RoundStore(self._client, self._keys, self.run_id, placed, timedelta(seconds=300))
+        return EtcdV3RoundStore(self._client, self._keys, self, placed, timedelta(seconds=300))
 
     def _let_go(self, deadline: float) -> bool:
         in_time = super()._let_go(deadline)

@@ -12,7 +12,7 @@ from rallypoint.client.member import Member
 from rallypoint.core.model import Node, OnGiveUp, Role, Settings
 from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
-from rallypoint.elastic.options import Option, OptionValues, choice, number, read_options, seconds, text
+from rallypoint.elastic.options import Option, OptionValues, choice, number, ports, read_options, seconds, text
 from rallypoint.elastic.round_stores import STORE
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
@@ -32,6 +32,18 @@ ROLE = choice("role", ("member", "spare"), "member", "whether this node takes pa
 ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the run does when a member gives up")
 NAME = text("node_name", "", "what this node is called; by default its host name")
 
+CALL_S = 5.0
+"""How long one call of a register's medium is tried at most; then what is wrong is said, and it is tried anew."""
+
+HEARTBEAT_INTERVAL = seconds("heartbeat_interval", 1.0, "how often a node says that it is there")
+HEARTBEAT_TIMEOUT = seconds("heartbeat_timeout", 5.0, "how long a silent node is waited for")
+KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", None, "PyTorch's name for heartbeat_interval")
+KEEP_ALIVE_ATTEMPTS = number(
+    "keep_alive_max_attempt", None, "times keep_alive_interval: the heartbeat_timeout", at_least=1
+)
+SERVER_PORT = ports("server_port", "the port on which this process serves when it is elected")
+
+HEARTBEATS: tuple[Option[Any], ...] = (HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS)
 TIMES: tuple[Option[Any], ...] = (JOIN_TIMEOUT, LAST_CALL, CLOSE_TIMEOUT, READ_TIMEOUT)
 CHOICES: tuple[Option[Any], ...] = (
     OUTAGE_GRACE,
@@ -84,21 +96,36 @@ class MemberBackend(msgspec.Struct, frozen=True):
         return self.create(params, options, under_torch=under_torch, trains=trains), options[JOIN_TIMEOUT]
 
 
-def node_from(params: RendezvousParameters, options: OptionValues) -> Node:
+def node_from(local_addr: str | None, options: OptionValues) -> Node:
     """This process as a node, with what it wishes."""
     return this_node(
         options[NAME],
-        address=params.local_addr or "",
+        address=local_addr or "",
         wanted_rank=options[RANK],
         topology=options[TOPOLOGY],
         role=Role(options[ROLE]),
     )
 
 
-def settings_from(options: OptionValues, *, interval_s: float, timeout_s: float) -> Settings:
+def settings_from(options: OptionValues) -> Settings:
+    """The run's settings; PyTorch's words for heartbeats are taken where ours are not given."""
+    interval, timeout = options[HEARTBEAT_INTERVAL], options[HEARTBEAT_TIMEOUT]
+    if HEARTBEAT_INTERVAL not in options:
+        interval = options[KEEP_ALIVE_INTERVAL] or interval
+    if HEARTBEAT_TIMEOUT not in options and (KEEP_ALIVE_INTERVAL in options or KEEP_ALIVE_ATTEMPTS in options):
+        timeout = interval * (options[KEEP_ALIVE_ATTEMPTS] or 3)
+    if timeout <= interval:
+        raise ValueError(
+            f"heartbeat_timeout is {timeout:g} s and heartbeat_interval {interval:g} s: a node would be lost between two "
+            f"beats; make the time-out at least three times the interval"
+        )
+    return settings_with(options, interval_s=interval, timeout_s=timeout, last_call_s=options[LAST_CALL])
+
+
+def settings_with(options: OptionValues, *, interval_s: float, timeout_s: float, last_call_s: float) -> Settings:
     """The run's settings; a node is heard each interval, and given up when nothing is heard for `timeout_s`."""
     return Settings(
-        last_call_s=options[LAST_CALL],
+        last_call_s=last_call_s,
         regroup_s=options[REGROUP_TIMEOUT],
         admit_delay_s=options[ADMIT_DELAY],
         heartbeat_interval_s=interval_s,
@@ -110,11 +137,20 @@ def settings_from(options: OptionValues, *, interval_s: float, timeout_s: float)
     )
 
 
+def medium_call_s(options: OptionValues) -> float:
+    """How long one call of a register's medium may take.
+
+    A medium that hangs must not keep a node from hearing of a new server within that one's hold (rule 17f).
+    """
+    backoff_s = settings_from(options).reconnect_backoff_s
+    return min(CALL_S, options[READ_TIMEOUT], options[JOIN_TIMEOUT] / 2, backoff_s)
+
+
 class MemberHandler(HandlerOnMembership):
     """A node's membership in a run, as PyTorch's interface has it."""
 
     def __init__(self, backend: MemberBackend, params: RendezvousParameters) -> None:
-        self._backend = backend.name
+        self._backend = params.backend
         self._member: Member
         self._member, self._join_timeout_s = backend.open(params)
 

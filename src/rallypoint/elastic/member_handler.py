@@ -14,8 +14,8 @@ class Membership(Protocol):
 
     run_id: str
 
-    def is_closed(self) -> bool:
-        """Whether the run is known to be closed."""
+    def is_closed_now(self) -> bool:
+        """Whether the run is closed; the server is asked where it answers."""
 
     def close_run(self) -> None:
         """Close the run for everybody."""
@@ -30,8 +30,8 @@ class HandlerOnMembership(RendezvousHandler):
     _member: Membership
 
     def is_closed(self) -> bool:
-        """Whether the run is known to be closed."""
-        return self._member.is_closed()
+        """Whether the run is closed, as the server says now; from memory where it cannot be reached."""
+        return self._member.is_closed_now()
 
     def set_closed(self) -> None:
         """Close the run for everybody."""

@@ -10,47 +10,63 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import RoundStore
+from rallypoint.client.wait_reports import reported, reporter_for_program
 from rallypoint.core.model import Reason
 from rallypoint.core.notices import Placed
 from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.member_backend import MemberBackend
-from rallypoint.elastic.utils import is_etcd
+from rallypoint.elastic.endpoints import backend_at
 from rallypoint.protocol import Peer
 
 
-def join(endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | None = None, **options: Any) -> Place:
+def join(
+    endpoint: str,
+    *,
+    run: str,
+    nodes: str | int = 1,
+    local_addr: str | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> Place:
     """Join a run and wait for a place in its next world.
 
-    The endpoint is that of a server, `10.0.0.5:29400`, or etcd, `etcd://a:2379,b:2379,c:2379` (`etcds://` with TLS).
-    `nodes` is how many there are to be: `4`, or `"2:4"` for two to four.  The options are those of the backend
-    `rallypoint` or `etcd-v3`.  Use it in a `with` block: leaving it without an exception means that this node has
-    finished, leaving it with one that it withdrew.
+    The endpoint is that of a server, `10.0.0.5:29400`, or names what the nodes elect their server through:
+    `etcd://a:2379,b:2379,c:2379` (`etcds://` with TLS), `etcd-v2://a:2379`, `c10d://10.0.0.5:29400` for a store that the
+    process at that address serves, `file:///shared/file` for a file that all nodes see.  `nodes` is how many there are to
+    be: `4`, or `"2:4"` for two to four.  The options are those of the backend; an unknown one is refused with the list.
+    Use it in a `with` block: leaving it without an exception means that this node has finished, leaving it with one that
+    it withdrew.
+
+    A wait of more than two seconds says what it waits for: to the logger `rallypoint` where the program has a handler for
+    its INFO messages, otherwise on stderr; with `quiet` nowhere.  That holds for `again()` and for leaving as well.
     """
     low, high = _bounds(nodes)
-    backend = _backend(endpoint)
+    backend = backend_at(endpoint)
     params = RendezvousParameters(backend.name, endpoint, run, low, high, local_addr, **options)
     member, join_timeout_s = backend.open(params, trains=True)
     try:
-        return Place(member, join_timeout_s, member.join(join_timeout_s))
+        with _reported(member, quiet=quiet):
+            placed = member.join(join_timeout_s)
+        return Place(member, join_timeout_s, placed, quiet=quiet)
     except BaseException:
-        member.leave(Reason.WITHDREW, "its join failed", patience_s=0.0)
+        member.withdraw("its join failed")
         raise
 
 
 class Place:
     """A place in a sealed world."""
 
-    def __init__(self, member: Member, join_timeout_s: float, placed: Placed) -> None:
+    def __init__(self, member: Member, join_timeout_s: float, placed: Placed, *, quiet: bool = False) -> None:
         self._member = member
+        self._quiet = quiet
         self._join_timeout_s = join_timeout_s
         self._placed = placed
         self._store = member.store(placed)
-        self._left = False
         self.changed = Change(member)
 
     @property
@@ -84,7 +100,8 @@ class Place:
 
     def again(self) -> Place:
         """Wait for a place in the next world; this one is over with it."""
-        placed = self._member.join(self._join_timeout_s)
+        with _reported(self._member, quiet=self._quiet):
+            placed = self._member.join(self._join_timeout_s)
         self._placed, self._store = placed, self._member.store(placed)
         return self
 
@@ -98,13 +115,14 @@ class Place:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave(Reason.FINISHED if kind is None else Reason.WITHDREW, repr(error) if error else "")
+        if isinstance(error, KeyboardInterrupt):
+            self._member.withdraw("it was interrupted")
+        else:
+            self._leave(Reason.FINISHED if kind is None else Reason.WITHDREW, repr(error) if error else "")
 
     def _leave(self, reason: Reason, why: str = "") -> bool:
-        if self._left:
-            return True
-        self._left = True
-        return self._member.leave(reason, why[:1000])
+        with _reported(self._member, quiet=self._quiet):
+            return self._member.leave(reason, why[:1000])
 
 
 class Change:
@@ -124,14 +142,8 @@ class Change:
         return self._member.wait(until, deadline)
 
 
-def _backend(endpoint: str) -> MemberBackend:
-    if is_etcd(endpoint):
-        from rallypoint.elastic.etcd_v3_handler import ETCD_V3
-
-        return ETCD_V3
-    from rallypoint.elastic.rallypoint_handler import RALLYPOINT
-
-    return RALLYPOINT
+def _reported(member: Member, *, quiet: bool) -> AbstractContextManager[None]:
+    return reported(member, None if quiet else reporter_for_program())
 
 
 def _bounds(nodes: str | int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError
+from rallypoint.torch_bridge import stores_c10d
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
@@ -77,9 +78,9 @@ class StaticTCPRendezvous(RendezvousHandler):
     def _open(self) -> Any:
         host, port, timeout = self.master_addr, self.master_port, self.timeout
         if self.rank != 0:
-            return use_tcp_store(host, port, timeout)
+            return use_tcp_store(host, port, timeout, with_torch=stores_c10d.has_torch())
         try:
-            return serve_tcp_store(host, port, timeout)
+            return serve_tcp_store(host, port, timeout, with_torch=stores_c10d.has_torch())
         except (StoreError, RuntimeError, OSError) as exc:
             raise RendezvousConnectionError(
                 f"rank 0 cannot serve the store on {host}:{port}: {exc}; is that an address of this machine, and the "

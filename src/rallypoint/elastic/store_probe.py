@@ -21,13 +21,17 @@ class NotAStoreError(Exception):
     """Something listens there, and it is no store server; the text says what it is."""
 
 
+class RallypointThereError(NotAStoreError):
+    """A rallypoint server listens there."""
+
+
 def wait_for_store(host: str, port: int, timeout_s: float) -> None:
     """Wait until a store server answers; TimeoutError where none does, NotAStoreError where something else listens."""
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return _probe(host, port, max(deadline - time.monotonic(), 0.001))
+            return probe(host, port, max(deadline - time.monotonic(), 0.001))
         except (OSError, UnicodeError) as exc:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -36,12 +40,21 @@ def wait_for_store(host: str, port: int, timeout_s: float) -> None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _probe(host: str, port: int, timeout_s: float) -> None:
+def is_store(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a store server answers there now."""
+    try:
+        return _ask(host, port, _HELLO, timeout_s, at_most_s=timeout_s) == _PONG
+    except (OSError, UnicodeError):
+        return False
+
+
+def probe(host: str, port: int, timeout_s: float) -> None:
+    """See that a store server answers now; OSError where nothing does, NotAStoreError where something else listens."""
     answer = _ask(host, port, _HELLO, timeout_s, at_most_s=None)
     if answer == _PONG:
         return
     if answer.startswith(b"RLYP"):
-        raise NotAStoreError(
+        raise RallypointThereError(
             "a rallypoint server is there: use the backend 'rallypoint', or give the store another port than that "
             "server's"
         )
@@ -49,7 +62,7 @@ def _probe(host: str, port: int, timeout_s: float) -> None:
     if found.startswith(b"HTTP/"):
         raise NotAStoreError("an HTTP server is there: use another port")
     if not found:
-        raise ConnectionError("something took the connection and closed it without a word")
+        raise ConnectionError("something took the connection and gave no answer")
     raise NotAStoreError(f"something else is there, which says {found[:40]!r}: use another port")
 
 

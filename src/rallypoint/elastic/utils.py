@@ -68,9 +68,9 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     return host, default_port if port is None else port
 
 
-def is_etcd(endpoint: str | None) -> bool:
-    """Whether an endpoint says by its scheme that it is etcd's."""
-    return (endpoint or "").lstrip().lower().startswith(("etcd://", "etcds://"))
+def written(host: str, port: int) -> str:
+    """An endpoint as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _split_endpoint(text: str) -> tuple[str, int | None]:

@@ -288,6 +288,8 @@ class EtcdClient:
         watched = Watched(start, stop, revision or 1)
         watch = Watch(self._open.service(WatchStream), watched, read, self._watches.discard, snapshot=snapshot)
         self._watches.add(watch)
+        if self._cluster is None:  # another thread has closed the client meanwhile, and may not have seen the watch
+            watch.close()
         return watch
 
     # The end ----------------------------------------------------------------------------------------------------------

@@ -78,9 +78,13 @@ class RegisterVisitor:
         """Close a run for everybody."""
         self._change(run_id, lambda visitor: visitor.close_run(run_id, why), "closed")
 
-    def evict(self, run_id: str, node: str) -> None:
-        """Give a node up, by its name or id."""
-        self._change(run_id, lambda visitor: visitor.evict(run_id, node), f"without {node!r}")
+    def evict(self, run_id: str, node: str, for_s: float | None = None, why: str = "") -> str:
+        """Give a node up, by its name or id, and keep it out for so long (None: the server decides); what was done."""
+        return self._change(run_id, lambda visitor: visitor.evict(run_id, node, for_s, why), f"without {node!r}")
+
+    def lift(self, run_id: str, node: str) -> str:
+        """Let a node in again that was evicted, by its name or id; what was done."""
+        return self._change(run_id, lambda visitor: visitor.lift(run_id, node), f"open to {node!r}")
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -106,9 +110,9 @@ class RegisterVisitor:
         except RendezvousStateError as exc:
             return record_report.unreadable(run_id, str(exc))
 
-    def _change(self, run_id: str, ask: Callable[[Visitor], None], changed: str) -> None:
+    def _change(self, run_id: str, ask: Callable[[Visitor], T], changed: str) -> T:
         try:
-            self._ask(run_id, partial(_once, ask, f"run {run_id!r} is {changed}"), self._patience_s)
+            return self._ask(run_id, partial(_once, ask, f"run {run_id!r} is {changed}"), self._patience_s)
         except _UnansweredError as exc:
             closing = exc.record.closing
             advice = (
@@ -183,10 +187,10 @@ def _is_same(one: Claim | None, other: Claim | None) -> bool:
     return (one.id, one.addresses, one.port, one.secret) == (other.id, other.addresses, other.port, other.secret)
 
 
-def _once(ask: Callable[[Visitor], None], changed: str, visitor: Visitor) -> None:
+def _once(ask: Callable[[Visitor], T], changed: str, visitor: Visitor) -> T:
     """Ask for a change.  It is not asked for again where the answer is lost: that might change the run twice."""
     try:
-        ask(visitor)
+        return ask(visitor)
     except RendezvousConnectionError as exc:
         raise NotDoneError(
             f"it is not known whether {changed}: {exc}; see what `rallypoint status` says, and ask again if need be"

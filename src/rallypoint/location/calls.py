@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 Answered = Callable[[Any, Exception | None], None]
@@ -18,7 +19,8 @@ class Caller:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Answered] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        with suppress(RuntimeError):  # Python ends, and starts no thread any more
+            threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, act: Callable[[], Any], answered: Answered) -> None:
         """Make a call; the answer is given on the loop."""

@@ -12,6 +12,8 @@ LONGEST_STAGGER_S = 1.0
 WITHOUT_RANK_S = 1.0
 WITHOUT_RANK_SPREAD_S = 0.5
 LEAVING_S = 2.0
+FOR_HOST_S = 0.2
+"""How long the others let the process claim first in which the medium itself lives."""
 LONGEST_PATIENCE_S = 60.0
 
 
@@ -20,7 +22,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     `seal_id` and `ranks` are those of the world that they are in, `incarnation` the one that they know.  `leaving` says
     that they leave, and `delivers` that a server has not acknowledged yet why, or that the run is to be closed; `trains`
-    that they train in the process itself.  `heard_at` is when one of them last heard a server.
+    that they train in the process itself.  `heard_at` is when one of them last heard a server.  `hosts` says whether the
+    register's medium lives in this process; None where it lives in no node.
     """
 
     bounds: Bounds
@@ -34,6 +37,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     delivers: bool = False
     trains: bool = False
     heard_at: float = float("-inf")
+    hosts: bool | None = None
 
     def is_in(self, record: Record) -> bool:
         """Whether one of its nodes is an unfinished rank of the recorded world."""
@@ -47,8 +51,12 @@ def delay_s(candidate: Candidate, record: Record | None, chance: float) -> float
     """How long a process waits before it claims (rule 17b): the lowest rank first, so that few write at once."""
     if candidate.leaving:
         return LEAVING_S
-    world = record.world if record is not None and record.closing is None else None
-    if record is None or world is None:
+    if candidate.hosts:
+        return 0.0  # where this process ends, the register ends with it: nobody is better placed to serve
+    if record is None:
+        return 0.0 if candidate.hosts is None else FOR_HOST_S
+    world = record.world if record.closing is None else None
+    if world is None:
         return 0.0
     if world.seal_id != candidate.seal_id or not candidate.ranks:
         return WITHOUT_RANK_S + WITHOUT_RANK_SPREAD_S * chance

@@ -13,7 +13,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rallypoint.client.identity import process_token
@@ -38,6 +38,7 @@ from rallypoint.location.actions import (
     Write,
 )
 from rallypoint.location.calls import Caller
+from rallypoint.location.changes import ChangeListener
 from rallypoint.location.claiming import Candidate
 from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.places import ranks_of_process
@@ -45,15 +46,14 @@ from rallypoint.location.register import Entry, Register, RegisterRefusedError, 
 from rallypoint.server.effects import Effects
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service, mint
-from rallypoint.server.sockets import listen
+from rallypoint.server.sockets import listen_on_first, ports_in_words
 
 log = logging.getLogger("rallypoint.server")
 
-LISTEN_S = 30.0
-"""For how long one call listens for changes."""
-LISTEN_AGAIN_S = 1.0
 HAND_OVER_S = 1.0
 """How long a handover is tried at least."""
+HURRIED_HAND_OVER_S = 0.25
+"""The same for a process that has no time left, as after Ctrl-C."""
 
 
 class Driver:
@@ -83,10 +83,11 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._register = open_register(self.serves_on)
         self._calls = Caller(self._loop, "rallypoint-register")
-        self._waits: Caller | None = None
-        self._is_waiting = False
+        self._changes = ChangeListener(self._loop, self._register, self._listened)
         self._is_reached = False
         """Whether the register answered the last call."""
+        self._refusal = ""
+        """What the register's medium said where it did not."""
         self._token: Token | None = None
         """That of the record as it was last read or written."""
         self._heard: tuple[Token] | None = None
@@ -148,13 +149,19 @@ class Driver:
         """Why the server is not reached."""
         if self._target is None:
             return self._election.why
-        host, port = self._target.hosts[0], self._target.port
         why = "" if self._election.is_content else f"; {self._election.why}"
-        return f"the server at {f'[{host}]' if ':' in host else host}:{port}: {trouble}{why}"
+        return f"{self._target.in_words}: {trouble}{why}"
+
+    def doubt(self) -> str:
+        """What is wrong with a server that cannot renew its claim: what the register says to this process."""
+        server = "the server" if self._target is None else self._target.in_words
+        said = f" ({self._refusal})" if self._refusal else ""
+        return f"{server} answers, but cannot renew its claim, and seals nothing until it can{said}"
 
     async def leave(self, seeker: Seeker, timeout_s: float) -> bool:
         """A node has no more use for the server; the last one of this process ends the election here."""
         deadline = time.monotonic() + timeout_s
+        at_least_s = HAND_OVER_S if timeout_s > 0 else HURRIED_HAND_OVER_S
         if seeker in self.users and len(self.users) > 1:
             self.users.remove(seeker)
             return True
@@ -166,12 +173,25 @@ class Driver:
         self._hand_over()
         # Where the register is away there is nothing to be waited for: the others will find this address refused.
         if self._is_reached:
-            await _within(self._done_or_away.wait(), max(deadline - time.monotonic(), HAND_OVER_S))
-        handed_over = await _within(self._done.wait(), HAND_OVER_S)
+            await _within(self._done_or_away.wait(), max(deadline - time.monotonic(), at_least_s))
+        handed_over = await _within(self._done.wait(), at_least_s)
         if seeker in self.users:
             self.users.remove(seeker)
         await self._close()
         return handed_over
+
+    async def abandon(self, seeker: Seeker) -> None:
+        """A node is gone without a word; with the last one of this process the claim is left behind."""
+        if seeker in self.users:
+            self.users.remove(seeker)
+        if not self.users:
+            self._is_ending = True
+            await self._close()
+
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether the register's medium lives in this process, and no other node of it is left to keep it."""
+        return bool(self._register.is_hosted_here) and len(self.users) < 2
 
     @property
     def is_over(self) -> bool:
@@ -208,6 +228,7 @@ class Driver:
             delivers=not all(session.is_heard for session in sessions),
             trains=self._trains,
             heard_at=max(session.answered_at for session in sessions),
+            hosts=self._register.is_hosted_here,
         )
 
     def _do(self, actions: list[Action]) -> None:
@@ -230,7 +251,7 @@ class Driver:
             self._call(action)
         elif isinstance(action, Bind):
             # Off the loop, because an address may be a name, and name services take their time.
-            self._calls.call(lambda: _first_free(self._address, self._ports), self._bound)
+            self._calls.call(lambda: listen_on_first(self._address, self._ports), self._bound)
         elif isinstance(action, Unbind):
             self._unbind()
         elif isinstance(action, Connect):
@@ -284,16 +305,19 @@ class Driver:
             )
 
     def _answered(self, call: Read | Write, entry: Entry | None, problem: Exception | None) -> None:
+        if self._is_closed:
+            return
         now, election = time.monotonic(), self._election
         self._is_reached = problem is None
+        self._refusal = "" if problem is None else str(problem) or repr(problem)
         if problem is not None:
             if not isinstance(problem, (RendezvousConnectionError, RendezvousStateError)):
                 log.error("the register of run %r failed: %r", self.run_id, problem, exc_info=problem)
             if isinstance(problem, RegisterRefusedError):
                 for user in self.users:
-                    user.refuse(str(problem))
+                    user.refuse(problem.problem)
             self._done_or_away.set()
-            self._do(election.away(str(problem) or repr(problem), now))
+            self._do(election.away(self._refusal, now))
             return
         if entry is not None:
             self._token = entry.token
@@ -307,32 +331,14 @@ class Driver:
     def _listen(self) -> None:
         """Listen for changes while this process looks for a server or serves."""
         if self._election.is_content and self._election.serving is None:
-            if self._is_waiting:
-                self._register.stop_waiting()
-            return
-        if self._is_waiting or self._is_closed or not self._is_reached:
-            return
-        if self._waits is None:
-            self._waits = Caller(self._loop, "rallypoint-watch")
-        self._is_waiting = True
-        register, token = self._register, self._token
-        self._waits.call(lambda: register.wait(token, LISTEN_S), self._changed)
+            self._changes.stop()
+        elif self._is_reached:
+            self._changes.listen(self._token)
 
-    def _changed(self, token: Token | None, problem: Exception | None) -> None:
-        if self._is_closed:
-            return
-        if problem is not None:
-            log.debug("run %r: changes of the register are not heard: %s", self.run_id, problem)
-            self._loop.call_later(LISTEN_AGAIN_S, self._listen_again)
-            return
-        self._is_waiting = False
+    def _listened(self, token: Token | None) -> None:
         if token is not None:
             self._heard = (token,)
             self._look_at_change()
-        self._listen()
-
-    def _listen_again(self) -> None:
-        self._is_waiting = False
         self._listen()
 
     def _look_at_change(self) -> None:
@@ -356,10 +362,11 @@ class Driver:
 
     def _bound(self, listener: socket.socket | None, problem: Exception | None) -> None:
         now = time.monotonic()
-        if self._is_closed and listener is not None:
-            listener.close()
+        if self._is_closed:
+            if listener is not None:
+                listener.close()
         elif listener is None:
-            why = f"it cannot listen on {self._address}, port {_written(self._ports)}: {problem}"
+            why = f"it cannot listen on {self._address}, port {ports_in_words(self._ports)}: {problem}"
             self._do(self._election.not_bound(why, now))
         else:
             self._listener = listener
@@ -402,19 +409,26 @@ class Driver:
             serving.want(each.run, each.own_ranks)
         for incarnation, epoch in effects.epochs_heard:
             serving.hear_epoch(incarnation, epoch)
+        for run in effects.deserted:
+            serving.relinquish(run, now)
         is_new = coordinator.met and serving.meet()
         must_renew, coordinator.must_renew = coordinator.must_renew, False
         if must_renew:
             serving.renew(now)
-        if effects.records or effects.epochs_heard or is_new or must_renew:
+        if effects.records or effects.epochs_heard or effects.deserted or is_new or must_renew:
             self._do(self._election.tick(now))
         if self._may_go():
             self._unneeded.set()
 
     def _may_go(self) -> bool:
-        """Whether nobody needs this process to serve: no node is connected, or all were told that the run is closed."""
+        """Whether nobody needs this process to serve: no node is connected, or the record tells them that the run is closed.
+
+        A record that ends with this process tells nobody.
+        """
         service = self._service
-        return service is None or not service.coordinator.is_attended or self._run(service).phase is Phase.CLOSED
+        if service is None or not service.coordinator.is_attended:
+            return True
+        return self._run(service).phase is Phase.CLOSED and not self.hosts_medium
 
     def _run(self, service: Service) -> Run:
         return service.coordinator.runs.known[self.run_id].run
@@ -446,36 +460,15 @@ class Driver:
             self._service = None
         if self._listener is not None:
             self._listener.close()
-        self._register.stop_waiting()
+        self._changes.close()
         self._calls.call(self._register.close, _ignore)
         self._calls.close()
-        if self._waits is not None:
-            self._waits.close()
 
 
 def _ignore(result: object, problem: Exception | None) -> None:
     """What is let go of in vain expires by itself."""
     if problem is not None:
         log.debug("not let go of: %s", problem)
-
-
-def _first_free(address: str, ports: Iterable[int]) -> socket.socket:
-    """A socket that listens on the first of these ports that can be had; OSError where none can."""
-    problem: Exception | None = None
-    for port in ports:
-        try:
-            return listen(address, port)
-        except (OSError, UnicodeError) as exc:  # noqa: PERF203  # a range has few ports
-            problem = exc
-    words = problem.strerror if isinstance(problem, OSError) else None
-    raise OSError(words or str(problem)) from problem
-
-
-def _written(ports: tuple[int, ...]) -> str:
-    """Ports in words."""
-    if ports == (0,):
-        return "any"
-    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
 
 
 async def _within(what: Coroutine[Any, Any, Any], timeout_s: float) -> bool:

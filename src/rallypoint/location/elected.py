@@ -58,6 +58,15 @@ class ElectedLocator:
         """Why the server is not reached."""
         return trouble if self._driver is None else self._driver.explain(trouble)
 
+    def doubt(self) -> str:
+        """What the register said to this process, while the server cannot renew its claim there."""
+        return "" if self._driver is None else self._driver.doubt()
+
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether the register's medium lives in this process."""
+        return self._driver is not None and self._driver.hosts_medium
+
     async def release(self, timeout_s: float) -> bool:
         """Leave the election; a process that serves hands over with its last node (rule 17g)."""
         driver = self._driver
@@ -65,10 +74,20 @@ class ElectedLocator:
             return True
         # One that is interrupted while it waits for the others leaves once more, without waiting.
         in_time = await driver.leave(self._seeker, timeout_s)
+        self._forget(driver)
+        return in_time
+
+    async def abandon(self) -> None:
+        """Leave the election without handing over."""
+        driver = self._driver
+        if driver is not None and self._seeker is not None:
+            await driver.abandon(self._seeker)
+            self._forget(driver)
+
+    def _forget(self, driver: Driver) -> None:
         self._driver = None
         if driver.is_over and _drivers.get(self._key) is driver:
             del _drivers[self._key]
-        return in_time
 
 
 def _forget_drivers() -> None:

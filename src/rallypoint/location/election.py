@@ -207,9 +207,8 @@ class Election:
 
     def _leave_again(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim was written after this process had decided to leave: it is removed before anybody trusts it."""
-        assert record.claim is not None, "what was written is a claim"
         self._looks = False
-        self.serving = Serving(record.claim, record, entry, now, self._mint, self._chance)
+        self.serving = Serving(record, entry, now, self._mint, self._chance)
         self.serving.hand_over(None)
         return self._go(now)
 
@@ -366,7 +365,7 @@ class Election:
             silent_from = now if is_refused else self._candidate().heard_at + settings.heartbeat_timeout_s
             until = max(now + settings.reconnect_grace_s, silent_from)
             predecessor = Predecessor(record.world.seal_id, old.ranks, until)
-        self.serving = Serving(offer, record, entry, now, self._mint, self._chance)
+        self.serving = Serving(record, entry, now, self._mint, self._chance)
         self._epoch, self._looks, self._offer = record.epoch, False, None
         self._failing, self._watched = ("", 0.0), Watched()
         return [Serve(record, offer, restored(record, now, hold_s, predecessor)), Connect(offer, record.epoch)]

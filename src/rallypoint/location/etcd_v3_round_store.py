@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
-from rallypoint.client.round_store import RoundStore
+from rallypoint.client.round_store import RoundMember, RoundStore
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
-from rallypoint.etcd_client import EtcdClient
+from rallypoint.etcd_client import EtcdClient, EtcdError, EtcdForkError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.stores import Store
+from rallypoint.stores.errors import StoreError, StoreForkError
 from rallypoint.stores.etcd_v3 import EtcdV3Store
 
 
 class EtcdV3RoundStore(RoundStore):
     """Keys under the name of one sealed world, on the lease of the run; rank 0 of the next world deletes them."""
 
-    def __init__(self, client: EtcdClient, keys: RecordKeys, run_id: str, placed: Placed, timeout: timedelta) -> None:
+    def __init__(
+        self, client: EtcdClient, keys: RecordKeys, member: RoundMember, placed: Placed, timeout: timedelta
+    ) -> None:
         self._client = client
         self._keys = keys
-        self._placed = placed
-        super().__init__(run_id, placed, None, timeout)
+        super().__init__(member, placed, None, timeout)
 
     def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
+        try:
+            return self._open_twin(timeout)
+        except EtcdForkError as exc:
+            raise StoreForkError(f"{self._name_it()} cannot be opened: {exc}") from exc
+        except EtcdError as exc:
+            raise StoreError(f"{self._name_it()} cannot be opened: {exc}") from exc
+
+    def _open_twin(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         # A client of its own, so that closing it ends the waits of this connection and of no other.
         client, keys, mine = self._client.twin(), self._keys, self._keys.store(self._placed.seal_id)
         record = client.get(keys.record)
@@ -36,4 +47,6 @@ class EtcdV3RoundStore(RoundStore):
             # The stores of earlier worlds lie before and after this one; "0" comes next after "/".
             client.delete(keys.stores, end=mine)
             client.delete(mine[:-1] + "0", end=keys.stores[:-1] + "0")
-        return EtcdV3Store(client, mine, lease=record.lease, timeout=timeout), client.close
+        store = EtcdV3Store(client, mine, lease=record.lease, timeout=timeout)
+        weakref.finalize(store, client.close).atexit = False
+        return store, client.close

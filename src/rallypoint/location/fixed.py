@@ -1,6 +1,6 @@
 """A server at a fixed address: the first process on the endpoint's machine that can bind it serves the run.
 
-The others connect.  A hosted server knows its own run only, offers no listing and no administration, and ends with the
+The others connect.  A hosted server knows its own run only, is administered from its own machine only, and ends with the
 process (rule 16).  When that process dies, another one of the machine binds the address; it knows from its own node
 which ranks were in the process that served, and does not wait for them (rule 14).
 """
@@ -13,7 +13,7 @@ import os
 import socket
 from collections import defaultdict
 
-from rallypoint.client.background import background
+from rallypoint.client.background import background, run_in_thread
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.session import Session
@@ -44,7 +44,7 @@ class FixedLocator:
         self.session: Session | None = None
         """That of the node which this is for, once it has asked where to connect."""
         self._target = Target((host,), port)
-        address = local_address(host) if is_host is not False else ""
+        address = run_in_thread(lambda: local_address(host)) if is_host is not False else ""
         self._key: _Key | None = (address, port) if address else None
         if is_host and self._key is None:
             raise RendezvousConnectionError(
@@ -76,6 +76,10 @@ class FixedLocator:
         """What became of the last connection says it all."""
         return trouble
 
+    def doubt(self) -> str:
+        """A server at a fixed address has no claim."""
+        return ""
+
     def welcomed(self, seeker: Seeker, target: Target) -> None:
         """The address stays as it is, whatever becomes of connections to it."""
 
@@ -84,6 +88,15 @@ class FixedLocator:
 
     def beat(self, seeker: Seeker) -> None:
         """Nothing is to be found out."""
+
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether this process serves: what the server knows of the run, such as who has finished, ends with it."""
+        return self._key in _hosted
+
+    async def abandon(self) -> None:
+        """End without waiting for anybody."""
+        await self.release(0.0)
 
     async def release(self, timeout_s: float) -> bool:
         """Serve the others until they are gone, for so long at most; the server ends with its last user here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from rallypoint.client.background import background
@@ -48,15 +49,26 @@ class LocatedMember(Member):
         # Connected when it is made: a world is formed by one message of each node and one answer.
         self.link.connect()
 
-    def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
+    def _leave(self, reason: Reason, why: str, deadline: float, *, in_haste: bool = False) -> bool:
         """Leave for good.  One that is interrupted at that, as by Ctrl-C, serves nobody any longer and renews no claim."""
         try:
-            return super().leave(reason, why, patience_s=patience_s)
+            return super()._leave(reason, why, deadline, in_haste=in_haste)
         except BaseException:
             self.link.close()
             self._let_go(time.monotonic())
             self._withdraw_stores()
             raise
+
+    def stop(self) -> None:
+        """End without a word to anybody."""
+        super().stop()
+        locator = self._locator
+        background().call(lambda: asyncio.ensure_future(locator.abandon()))
+
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether the medium of the register lives in this process."""
+        return self._locator.hosts_medium
 
     def _let_go(self, deadline: float) -> bool:
         """Serve the others for as long as they are connected, where this process serves."""

@@ -29,7 +29,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class RegisterRefusedError(RendezvousConnectionError):
-    """The medium understood and refused, and will refuse again: a wrong password, a wrong certificate, something else."""
+    """The medium understood and refused, and will refuse again: a wrong password, a wrong certificate, something else.
+
+    `problem` is the error that a node which joins is to see instead, where there is one.
+    """
+
+    def __init__(self, why: str, problem: Exception | None = None) -> None:
+        super().__init__(why)
+        self.problem = problem or self
 
 
 class Register(Protocol):
@@ -38,6 +45,10 @@ class Register(Protocol):
     Calls block.  `read`, `write`, `resign` and `close` come one after another, from one thread; `wait` comes from another
     one.  RendezvousConnectionError means that nothing is known, RendezvousStateError that somebody else's value is there.
     """
+
+    @property
+    def is_hosted_here(self) -> bool | None:
+        """Whether the medium lives in this process and dies with it; None where it lives in no node (rule 17b)."""
 
     def read(self) -> Entry | None:
         """What is there, as fresh as the medium allows; None where nothing is."""

@@ -11,12 +11,15 @@ from collections.abc import Callable
 import msgspec
 
 from rallypoint.core.model import Phase, Run, rank_bitmap, ranks_of
-from rallypoint.core.record import MOST_RANKS, Claim, Record, encode, of
+from rallypoint.core.record import MOST_RANKS, Record, encode, of
 from rallypoint.location.actions import Action, ClaimedAgain, Doubt, Read, Recorded, Renewed, Stop, Write
+from rallypoint.location.claiming import WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S
 from rallypoint.location.register import Entry
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
+OTHERS_FIRST_S = WITHOUT_RANK_S + WITHOUT_RANK_SPREAD_S
+"""How long others may take to claim, once they have noticed that nobody serves (rule 17b)."""
 MOST_EPOCHS = 1_000_000
 """A node that speaks of a claim so many epochs ahead is not believed."""
 MOST_TRIED = 64
@@ -28,14 +31,15 @@ class Serving:
 
     def __init__(
         self,
-        claim: Claim,
         record: Record,
         entry: Entry,
         now: float,
         mint: Callable[[], str],
         chance: Callable[[], float],
     ) -> None:
-        self.claim = claim
+        assert record.claim is not None, "a server has a claim"
+        self.claim = record.claim
+        """As it was last confirmed, also while it is removed."""
         self.record = record
         self.is_in_doubt = False
         self._token = entry.token
@@ -44,10 +48,13 @@ class Serving:
         self._chance = chance
         self.renewed_at = now
         """When the register was last asked something whose answer shows this claim."""
-        self._beat_at = now + claim.rest_s / 3
+        self._beat_at = now + self.claim.rest_s / 3
         self._wanted: tuple[Run, tuple[int, ...]] | None = None
         self._leaving: Run | None = None
         self._leaves = False
+        self._is_relinquishing = False
+        """Whether the claim is to be removed, or was, so that others may claim."""
+        self._claims_again_at = float("-inf")
         self._must_read = False
         self._met = False
         self._awaited_since: float | None = None
@@ -89,9 +96,19 @@ class Serving:
         """The process leaves: remove the claim, and say whether the world is broken (rule 17g)."""
         self._leaves, self._leaving = True, run
 
+    def relinquish(self, run: Run, now: float) -> None:
+        """Most nodes cannot be heard: remove the claim, and claim again if nobody else does; `Renewed` says so (17e)."""
+        self._is_relinquishing, self._leaving, self._awaited_since = True, run, now
+
+    @property
+    def _is_relinquished(self) -> bool:
+        return self._is_relinquishing and self.record.claim is None
+
     def wake_at(self) -> float:
         """When there is something to do."""
-        if self._wanted is not None or self._leaves or self._must_read:
+        if self._is_relinquished and not (self._leaves or self._must_read):
+            return min(max(self._claims_again_at, self._retry_at), self.doubt_at())
+        if self._wanted is not None or self._leaves or self._must_read or self._is_relinquishing:
             return self._retry_at
         due = self._beat_at if not self._is_met_unwritten else self._retry_at
         return min(max(due, self._retry_at), self.doubt_at())
@@ -102,14 +119,14 @@ class Serving:
 
     def doubt_from(self) -> float:
         """Until when what is known of the claim is fresh enough."""
-        return self.renewed_at + self.claim.rest_s
+        return max(self.renewed_at, self._claims_again_at) + self.claim.rest_s
 
     # What is to be done -------------------------------------------------------------------------------------------
 
     def go(self, now: float, *, busy: bool) -> list[Action]:
         """The next call of the register, where none is in flight; and whether the claim is in doubt."""
         actions: list[Action] = []
-        if self.record.claim is None:
+        if self.record.claim is None and not self._is_relinquishing:
             return actions  # handed over
         if now >= self.doubt_at():
             self.is_in_doubt = True
@@ -127,6 +144,10 @@ class Serving:
     def _next(self, now: float) -> Action | None:
         if self._must_read:
             return self._read()
+        if self._is_relinquished and not self._leaves:
+            return self._read() if now >= self._claims_again_at else None
+        if self._is_relinquishing:
+            return self._write(self._without_claim())
         if self._wanted is not None:
             run, ranks = self._wanted
             return self._write(self._drafted(run, ranks))
@@ -152,7 +173,7 @@ class Serving:
         return self._beaten(msgspec.structs.replace(drafted, met=self.record.met))
 
     def _without_claim(self) -> Record:
-        """The record of one who leaves: only what is recorded counts, but a world that broke is said to be broken."""
+        """The record of one who leaves or lets others claim: only what is recorded counts, but a world that broke is said to be broken."""
         left = msgspec.structs.replace(self.record, claim=None, write_id=self._mint())
         run, world = self._leaving, left.world
         if world is None or run is None or run.phase is not Phase.GATHERING:
@@ -167,8 +188,7 @@ class Serving:
 
     def _beaten(self, record: Record) -> Record:
         assert record.claim is not None, "a server has a claim"
-        beat = self.record.claim.beat + 1 if self.record.claim is not None else 1
-        claim = msgspec.structs.replace(record.claim, beat=beat)
+        claim = msgspec.structs.replace(record.claim, beat=self.claim.beat + 1)
         met = record.epoch if self._met else record.met
         return msgspec.structs.replace(record, claim=claim, met=met, write_id=self._mint())
 
@@ -197,6 +217,8 @@ class Serving:
         if entry is not None and written is not None:
             actions = self._confirmed(written, entry, started, now)
             if written.claim is None:
+                if self._is_relinquished and not self._leaves and now >= self._claims_again_at:
+                    actions.append(self._claim_again(entry, shown))
                 return actions
             if self._floor > self.record.epoch or entry.claim_lives is False:
                 actions.append(self._claim_again(entry, shown))
@@ -237,8 +259,7 @@ class Serving:
         """The register forgot, or shows an older state: the same claim with a higher epoch, by compare-and-set."""
         self._token = entry.token if entry is not None else None
         epoch = 1 + max(self.record.epoch, self._floor, shown.epoch if shown is not None else 0)
-        claim = msgspec.structs.replace(self.claim, ranks=self.record.claim.ranks if self.record.claim else ())
-        raised = msgspec.structs.replace(self.record, epoch=epoch, claim=claim)
+        raised = msgspec.structs.replace(self.record, epoch=epoch, claim=self.claim)
         return self._write(self._beaten(raised))
 
     def _confirmed(self, record: Record, entry: Entry, started: float, now: float) -> list[Action]:
@@ -246,21 +267,28 @@ class Serving:
         actions: list[Action] = []
         if record.epoch > self.record.epoch:
             actions.append(ClaimedAgain(record.epoch))
+            self._is_relinquishing = False
         if record is not self.record:
             self._tried.clear()  # the others of these were written with an older token, and come too late
             self._failures = 0
         beaten = record is not self.record or self._has_lease
+        was_claimed = self.record.claim is not None
         self.record, self._token = record, entry.token
         self._retry_at = 0.0
+        if record.claim is None and self._is_relinquishing and not self._leaves:
+            if was_claimed:
+                self._claims_again_at = now + record.settings.reconnect_backoff_s + OTHERS_FIRST_S
+            return actions
         if record.claim is None:
+            self._is_relinquishing = False
             return [Stop("its process leaves, and another one serves from now on", record.epoch, handed_over=True)]
-        self.renewed_at = started
+        self.claim, self.renewed_at = record.claim, started
         if beaten:
             self._beat_at = started + self.claim.rest_s / 3
         if self.is_in_doubt and now < self.doubt_from():
             self.is_in_doubt = False
             actions.append(Doubt(""))
-        if self._awaited_since is not None and started >= self._awaited_since:
+        if self._awaited_since is not None and started >= self._awaited_since and not self._is_relinquishing:
             self._awaited_since = None
             actions.append(Renewed(record.run_id, started))
         if self._wanted is not None and _records(record, self._wanted[0]):

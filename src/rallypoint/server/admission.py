@@ -16,7 +16,8 @@ class Admission(msgspec.Struct, frozen=True):
     """The rules of one server.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
-    whether it takes callers that are not nodes.  An elected server has a `secret`: it takes visitors that prove it.
+    whether it takes callers from other machines that are not nodes.  An elected server has a `secret`: it takes visitors
+    that prove it.
     """
 
     limits: Limits
@@ -24,8 +25,8 @@ class Admission(msgspec.Struct, frozen=True):
     visitors: bool = True
     secret: str = ""
 
-    def refusal(self, hello: protocol.Hello, runs: Mapping[str, Hosted]) -> str:
-        """Why a caller cannot be let in, and need not try again; empty if it can."""
+    def refusal(self, hello: protocol.Hello, runs: Mapping[str, Hosted], *, is_local: bool = False) -> str:
+        """Why a caller cannot be let in, and need not try again; empty if it can.  `is_local`: it is on this machine."""
         if hello.protocol != protocol.VERSION:
             return (
                 f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
@@ -33,8 +34,8 @@ class Admission(msgspec.Struct, frozen=True):
             )
         if bool(hello.run_id) != bool(hello.node_id):
             return "a node names its run and itself"
-        if not hello.node_id and not self.visitors and not self.secret:
-            return "this server is part of a job: it offers no listing and no administration"
+        if not (hello.node_id or self.visitors or self.secret or is_local):
+            return "this server is part of a job and is administered from its own machine only: run the command there"
         if self.only_run and hello.run_id and hello.run_id != self.only_run:
             return (
                 f"this server is part of the job {self.only_run!r} and serves no other run; for {hello.run_id!r} start "

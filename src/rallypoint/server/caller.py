@@ -14,6 +14,8 @@ class Caller:
 
     opened: float
     reader: protocol.Reader
+    is_local: bool = False
+    """Whether it is on the server's own machine."""
     hello: protocol.Hello | None = None
     nonce: str = ""
     """A visitor was challenged by it, and has not proven yet that it knows the secret (rule 17j)."""

@@ -40,7 +40,7 @@ class Coordinator:
     """Everything a server knows.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
-    whether it lists and administers runs for callers that are not nodes.  `process` is the token of the process that it
+    whether it lists and administers runs for callers of other machines that are not nodes.  `process` is the token of the process that it
     lives in.  An elected server has a `claim_id` and a `secret`, and never forgets its run; after a stall of its own of
     more than `pause_s` it waits until its claim is known to stand.
     """
@@ -70,7 +70,7 @@ class Coordinator:
         self.process = process
         self.claim_id = claim_id
         self.runs = Runs(
-            monotonic, mint, policies, keeps_records=keeps_records, forgets=not claim_id, fixed_hold_s=hold_s
+            monotonic, mint, policies, keeps_records=keeps_records, elected=bool(claim_id), fixed_hold_s=hold_s
         )
         self.messages: Counter[str] = Counter()
         self.doubt = ""
@@ -97,10 +97,10 @@ class Coordinator:
 
     # What the shell calls -----------------------------------------------------------------------------------------
 
-    def opened(self, caller: int, monotonic: float) -> Effects:
-        """Somebody connected."""
+    def opened(self, caller: int, monotonic: float, *, is_local: bool = False) -> Effects:
+        """Somebody connected, be it from the server's own machine."""
         now, effects = self._look(monotonic), Effects()
-        self._callers[caller] = Caller(now, protocol.Reader(self.limits.frame))
+        self._callers[caller] = Caller(now, protocol.Reader(self.limits.frame), is_local)
         self._silent[caller] = now
         if len(self._callers) > self.limits.connections:
             self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
@@ -254,11 +254,11 @@ class Coordinator:
         since = hosted.written_since if hosted is not None and known.waits else None
         if hosted is None or since is None or now - since < RECORD_AWAITED_S:
             return self._pong(known.key[0])
-        why = (
-            f"what was decided is being recorded, and the record has not been confirmed for {now - since:.1f} s"
-            if hosted.withheld
-            else "the server was paused, and finds out whether another one serves by now"
-        )
+        why = "the server was paused, and finds out whether another one serves by now"
+        if hosted.withheld:
+            why = f"what was decided is being recorded, and the record has not been confirmed for {now - since:.1f} s"
+        elif hosted.is_deserted:
+            why = "the server does not hear most of its nodes, and waits whether another process serves them"
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
     def _greet(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
@@ -269,7 +269,7 @@ class Coordinator:
         elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to despair (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
-        elif refusal := admission.refusal(hello, self.runs.known):
+        elif refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local):
             self._turn_away(caller, refusal, effects, final=True)
         elif admission.secret and not hello.node_id:
             known.hello, known.nonce = hello, self._mint()
@@ -368,6 +368,8 @@ class Coordinator:
         known.takes_part = True
         if run_id not in self.runs.known:
             self._open(run_id, message, now)
+        if self._unsure_since is not None:
+            self.runs.beat(run_id, node_id, now)  # what it says waits; that it lives is known now
         change = self.runs.said(host.receive, node_id, known.hello.connection, message)
         taken = Input(change, message if isinstance(message, Left) else None)
         self._tell(self.runs.take(run_id, taken, now), effects)
@@ -385,22 +387,22 @@ class Coordinator:
         run_id, node_id = known.key
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)
-        elif isinstance(ask, (protocol.AskClose, protocol.AskEvict)) and not node_id:
+        elif isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
             self._administer(caller, ask, now, effects)
         else:
             answer = queries.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
             self._send(caller, protocol.frame(answer), effects)
 
     def _administer(
-        self, caller: int, ask: protocol.AskClose | protocol.AskEvict, now: float, effects: Effects
+        self, caller: int, ask: protocol.AskClose | protocol.AskEvict | protocol.AskLift, now: float, effects: Effects
     ) -> None:
-        """Close a run or evict a node; the answer follows the record."""
+        """Close a run, evict a node or let it in again; the answer follows the record."""
         try:
-            event = administration.event_of(ask, self.runs.known.get(ask.run_id))
+            order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
         except RendezvousError as exc:
             self._send(caller, protocol.frame(protocol.Done(ask.number, False, str(exc))), effects)
             return
-        taken = Input(self.runs.said(host.apply, event), None, caller, ask.number)
+        taken = Input(self.runs.said(host.apply, order.event), None, caller, ask.number, order.answer)
         self._tell(self.runs.take(ask.run_id, taken, now), effects)
 
     # What becomes of it -------------------------------------------------------------------------------------------
@@ -414,8 +416,15 @@ class Coordinator:
             assert hosted.ahead is not None, "what is to be recorded is known"
             run = hosted.ahead.run
             effects.records.append(ToRecord(run, hosted.epoch, self._own_ranks(run_id, run)[1]))
+        for run_id in self.runs.deserted:
+            run = self.runs.known[run_id].run
+            self._unsure_since = self._clock.looked
+            effects.deserted.append(run)
+            why = "most of the nodes have fallen silent: another process may serve them from now on"
+            effects.happenings.append(Happening(run_id, why, run, run))
         effects.forgotten += self.runs.forgotten
         self.runs.to_record.clear()
+        self.runs.deserted.clear()
         self.runs.forgotten.clear()
 
     def _done(self, turn: Turn, effects: Effects) -> None:
@@ -434,7 +443,7 @@ class Coordinator:
                     data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
                 self._send(caller, data, effects)
         if turn.asker in self._callers:
-            self._send(turn.asker, protocol.frame(protocol.Done(turn.asked, True)), effects)
+            self._send(turn.asker, protocol.frame(protocol.Done(turn.asked, True, turn.answer)), effects)
 
     def _send(self, caller: int, data: bytes, effects: Effects) -> None:
         self.messages["sent"] += 1

@@ -41,6 +41,8 @@ class Effects:
     forgotten: list[str] = field(default_factory=list)
     epochs_heard: list[tuple[str, int]] = field(default_factory=list)
     """Incarnations with higher epochs than this server's, as nodes have heard them elsewhere (rule 17d)."""
+    deserted: list[Run] = field(default_factory=list)
+    """Runs whose claim is to be given up, because another process may hear the nodes that this one does not (17e)."""
     sends: list[tuple[int, bytes]] = field(default_factory=list)
     hang_ups: list[tuple[int, str]] = field(default_factory=list)
     happenings: list[Happening] = field(default_factory=list)

@@ -20,7 +20,7 @@ from rallypoint.protocol import (
     Runs,
     Status,
 )
-from rallypoint.report import line_of, nodes_of
+from rallypoint.report import kept_out_of, line_of, nodes_of
 from rallypoint.server.runs import Hosted
 
 
@@ -61,6 +61,7 @@ def status(ask: AskStatus, hosted: Hosted | None, now: float, messages: Mapping[
     """Where a run stands."""
     if hosted is None:
         return Done(ask.number, False, f"there is no run {ask.run_id!r}")
-    run = hosted.run
+    run, run_now = hosted.run, hosted.time(now)
     nodes = tuple(islice(nodes_of(run), PAGE_SIZE))
-    return Status(ask.number, line_of(run, hosted.time(now)), str(run.bounds), nodes, dict(messages))
+    out = tuple(islice(kept_out_of(run, run_now), PAGE_SIZE))
+    return Status(ask.number, line_of(run, run_now), str(run.bounds), nodes, dict(messages), out)

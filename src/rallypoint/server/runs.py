@@ -46,7 +46,7 @@ Change = Callable[[Authority, float, str], Output]
 class Turn(msgspec.Struct, frozen=True):
     """What came of an input: when, in which run, how it was before, and the core's output.
 
-    `asked` is the number of a question of `asker` that only wanted to be answered in its turn.
+    `asked` is the number of a question of `asker` that only wanted to be answered in its turn, by `answer`.
     """
 
     now: float
@@ -56,16 +56,19 @@ class Turn(msgspec.Struct, frozen=True):
     leave: Left | None = None
     asker: int = 0
     asked: int = 0
+    answer: str = ""
 
 
 @dataclass(frozen=True)
 class Input:
-    """Something that happens to a run; a question where there is no change."""
+    """Something that happens to a run; a question where there is no change.  `is_time`: only that time passed."""
 
     change: Change | None
     leave: Left | None = None
     asker: int = 0
     asked: int = 0
+    answer: str = ""
+    is_time: bool = False
 
     @property
     def is_repeated(self) -> bool:
@@ -86,6 +89,7 @@ class Hosted:
     epoch: int = 0
     idle_since: float | None = None
     stood_s: float = 0.0
+    is_deserted: bool = False
     written_since: float | None = None
     ahead: Authority | None = None
     withheld: list[Turn] = field(default_factory=list)
@@ -117,7 +121,7 @@ class Runs:
         policies: Mapping[str, RankPolicy],
         *,
         keeps_records: bool,
-        forgets: bool = True,
+        elected: bool = False,
         fixed_hold_s: float | None = None,
     ) -> None:
         self.fixed_hold_s = fixed_hold_s
@@ -127,8 +131,10 @@ class Runs:
         """Runs whose record is to be written now: the shell does it and calls `recorded`."""
         self.forgotten: list[str] = []
         """Runs that have ended, whose records are of no more use."""
+        self.deserted: list[str] = []
+        """Runs most of whose nodes cannot be heard: the shell lets others serve, and calls `resume` if nobody does."""
         self._keeps_records = keeps_records
-        self._forgets = forgets
+        self._elected = elected
         self._started = started
         self._mint = mint
         self._policies = policies
@@ -183,6 +189,9 @@ class Runs:
         """Take the inputs of a run again that was suspended; a write that is in flight goes on being awaited."""
         hosted = self.known.get(run_id)
         if hosted is not None and not hosted.withheld:
+            if hosted.is_deserted:
+                hosted.is_deserted = False
+                hosted.queue.appendleft(Input(self.said(host.give_up_silent, hosted.beats or NO_BEATS)))
             yield from self.recorded(run_id, now)
 
     def beat(self, run_id: str, node_id: str, now: float) -> None:
@@ -199,7 +208,7 @@ class Runs:
                 continue
             del self._wake[run_id]
             if not hosted.is_writing:
-                hosted.queue.append(Input(self._time_passes(hosted)))
+                hosted.queue.append(Input(self._time_passes(hosted), is_time=True))
                 yield from self._drain(run_id, hosted, now)
 
     def wake_at(self) -> float | None:
@@ -227,7 +236,9 @@ class Runs:
             taken = hosted.queue.popleft()
             authority = hosted.ahead or hosted.authority
             output = Output(authority) if taken.change is None else taken.change(authority, run_now, self._mint())
-            turn = Turn(run_now, run_id, authority.run, output, taken.leave, taken.asker, taken.asked)
+            if self._elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
+                return
+            turn = Turn(run_now, run_id, authority.run, output, taken.leave, taken.asker, taken.asked, taken.answer)
             if hosted.ahead is not None or (self._keeps_records and output.durability):
                 hosted.withheld.append(turn)
                 hosted.ahead = output.authority
@@ -242,8 +253,21 @@ class Runs:
         else:
             self._keep(run_id, hosted, now)
 
+    def _waits_for_others(self, run_id: str, hosted: Hosted, output: Output, now: float) -> bool:
+        """Whether these losses are not to be: most nodes are silent, and another process may hear them (rule 17e)."""
+        deserted_at = host.deserted_at(hosted.authority, output.losses, hosted.time(now), hosted.beats or NO_BEATS)
+        if deserted_at is None:
+            return False
+        if deserted_at > hosted.time(now):
+            self._plan(run_id, max(deserted_at + hosted.stood_s, now + 0.001))
+        else:
+            hosted.is_deserted = True
+            hosted.ahead, hosted.written_since = hosted.authority, now
+            self.deserted.append(run_id)
+        return True
+
     def _keep(self, run_id: str, hosted: Hosted, now: float) -> None:
-        is_idle = self._forgets and host.is_idle(hosted.authority)
+        is_idle = not self._elected and host.is_idle(hosted.authority)
         hosted.idle_since = None if not is_idle else now if hosted.idle_since is None else hosted.idle_since
         kept_s = KEPT_S if hosted.run.last is not None else 0.0
         settled_at = max(self._started + hosted.hold_s, (hosted.idle_since or 0.0) + kept_s)

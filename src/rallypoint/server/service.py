@@ -14,7 +14,7 @@ from rallypoint.core.model import Predecessor, Run
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects, Happening
 from rallypoint.server.limits import Limits
-from rallypoint.server.sockets import raise_file_limit
+from rallypoint.server.sockets import is_from_this_machine, raise_file_limit
 from rallypoint.server.state_file import StateFile
 from rallypoint.server.state_writer import StateWriter, restored_runs
 from rallypoint.stores.listening import BACKLOG
@@ -62,6 +62,7 @@ class Service:
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
+        self._is_stopped = False
         self.quiet = asyncio.Event()
         """Set when the last node that took part has gone."""
         self.buffer = memoryview(bytearray(64 * 1024))
@@ -94,6 +95,7 @@ class Service:
 
     async def stop(self) -> None:
         """Close the listening socket and every connection."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
         if self._server is not None:
@@ -134,7 +136,9 @@ class Service:
         """A connection was made."""
         self._numbers += 1
         self._lines[self._numbers] = line
-        self.perform(self.coordinator.opened(self._numbers, time.monotonic()))
+        self.perform(self.coordinator.opened(self._numbers, time.monotonic(), is_local=line.is_local))
+        if self._is_stopped:
+            line.transport.close()  # it was accepted in the moment when the service ended
         return self._numbers
 
     def received(self, number: int, data: bytes) -> None:
@@ -182,11 +186,14 @@ class _Line(asyncio.BufferedProtocol):
         self._service = service
         self._number = 0
         self.peer = ""
+        self.is_local = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.peer = str(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer)
+        self.is_local = is_from_this_machine(peer, transport.get_extra_info("sockname"))
         self._number = self._service.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:

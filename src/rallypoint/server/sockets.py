@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import resource
 import socket
+from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address
 
 from rallypoint.stores.listening import listen_at
 
@@ -20,6 +22,37 @@ def listen(host: str, port: int) -> socket.socket:
     listener = listen_at(family, address)
     listener.setblocking(False)
     return listener
+
+
+def listen_on_first(address: str, ports: Iterable[int]) -> socket.socket:
+    """A socket that listens on the first of these ports that can be had; OSError where none can."""
+    problem: Exception | None = None
+    for port in ports:
+        try:
+            return listen(address, port)
+        except (OSError, UnicodeError) as exc:  # noqa: PERF203  # a range has few ports
+            problem = exc
+    words = problem.strerror if isinstance(problem, OSError) else None
+    raise OSError(words or str(problem)) from problem
+
+
+def ports_in_words(ports: tuple[int, ...]) -> str:
+    """Ports as they stand in a sentence."""
+    if ports == (0,):
+        return "any"
+    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
+
+
+def is_from_this_machine(peer: tuple[str, int] | None, own: tuple[str, int] | None) -> bool:
+    """Whether a connection comes from this machine: from a loopback address, or from the very address that it came to.
+
+    Nobody else can answer from that address, so a handshake from it proves the same as one from loopback.
+    """
+    if not peer or not own:
+        return False
+    address = ip_address(peer[0].partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback or peer[0] == own[0]
 
 
 def is_taken(exc: OSError) -> bool:

@@ -12,7 +12,8 @@ crash | restart                  the authority dies, or starts without its memor
 close                            somebody closes the run
 freeze NAME                      its loop stands still, the thread that renews its lease runs on
 hide NAME | refuse NAME          nobody reaches its server; its connections to others are refused
-evict NAME                       an administrator gives it up
+part NAME OTHERS…                nothing passes between it and these others, until it is healed
+evict NAME [S]                   an administrator gives it up, and keeps it out for so long (default: 0)
 doom NAME record | tell          it dies when its next write is in the register, or right after that was told
 unplug NAME                      it cannot reach the register
 register away | back | empty | touch | [loss=P] [stale=P] [late=S] [delay=LOW:HIGH]
@@ -54,6 +55,7 @@ FAULTS = {
     "hide": "wrong address",
     "refuse": "connections refused",
     "unplug": "cut off from the register",
+    "part": "server cut off from most",
     "evict": "eviction",
     "doom": "crash around record and tell",
     "away": "register away",
@@ -146,6 +148,7 @@ def _heal(world: World, words: list[str]) -> None:
     if isinstance(world, ElectedWorld):
         for trouble in (world.hidden, world.refusing, world.register.cut):
             trouble.discard(name)
+        world.parted = {pair for pair in world.parted if name not in pair}
 
 
 def _freeze(world: World, words: list[str]) -> None:
@@ -164,12 +167,18 @@ def _refuse(world: World, words: list[str]) -> None:
     world.flap(peer, 0.01)
 
 
+def _part(world: World, words: list[str]) -> None:
+    peer, others = _peer(world, words), [_peer(world, [name]) for name in words[1:]]
+    _elected(world).judge.parted(peer, others)
+    _elected(world).parted |= {frozenset((peer.name, other.name)) for other in others}
+
+
 def _doom(world: World, words: list[str]) -> None:
     _elected(world).doomed[_peer(world, words).name] = words[1]
 
 
 def _evict(world: World, words: list[str]) -> None:
-    _elected(world).evict(_peer(world, words).name)
+    _elected(world).evict(_peer(world, words).name, float(words[1]) if len(words) > 1 else 0.0)
 
 
 def _unplug(world: World, words: list[str]) -> None:
@@ -290,6 +299,7 @@ _VERBS: dict[str, Callable[[World, list[str]], None]] = {
     "freeze": _freeze,
     "hide": _hide,
     "refuse": _refuse,
+    "part": _part,
     "unplug": _unplug,
     "evict": _evict,
     "doom": _doom,

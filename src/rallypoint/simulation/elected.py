@@ -51,6 +51,8 @@ class ElectedWorld(World):
         """Processes that die when their next write is recorded, or when what it says was told; which of the two."""
         self.refusing: set[str] = set()
         """Processes whose connections to others are refused on the way."""
+        self.parted: set[frozenset[str]] = set()
+        """Pairs of processes between which nothing passes, also not the end of a connection."""
         self.register = VirtualRegister(self.clockwork, random.Random(self.seed + 2), self._has_leases)
         self.judge = ElectedInvariants(self)
         self.invariants = self.judge
@@ -124,8 +126,8 @@ class ElectedWorld(World):
             del self.doomed[peer.name]
             self.end_process(peer, seen=True)
 
-    def evict(self, name: str) -> None:
-        """An administrator gives a node up, by the secret of the claim."""
+    def evict(self, name: str, for_s: float) -> None:
+        """An administrator gives a node up and keeps it out for a while, by the secret of the claim."""
         server = self.current
         if server is None or server.peer.stopped:
             return
@@ -137,7 +139,7 @@ class ElectedWorld(World):
             message = protocol.read(body, protocol.FROM_SERVER)
             assert isinstance(message, protocol.Challenge), "a visitor is challenged"
             proof = protocol.Proof(protocol.admin_mac(server.claim.secret, message.nonce))
-            ask = protocol.AskEvict(1, self.run_id, name)
+            ask = protocol.AskEvict(1, self.run_id, name, for_s)
             server.receive(line.number, protocol.frame(proof) + protocol.frame(ask))
 
     def send_to_node(self, number: int, data: bytes) -> None:
@@ -172,7 +174,7 @@ class ElectedWorld(World):
             mine = peer.server
             return mine if mine is not None and mine.claim.id == claim.id else "refused"
         cut = self.network.cut
-        if peer.name in cut or name in cut or name in self.hidden:
+        if peer.name in cut or name in cut or name in self.hidden or frozenset((peer.name, name)) in self.parted:
             return "silent"
         if peer.name in self.refusing:
             return "refused"
@@ -205,13 +207,27 @@ class ElectedWorld(World):
             yield LOCAL_S
             return
         hearer = client.name if to_node else server.name
-        if server.name not in self.network.cut and hearer not in self.network.deaf:
+        if not (server.name in self.network.cut or hearer in self.network.deaf or self._is_parted(line)):
             yield from self.network.deliveries(client.name, to_node=False)
 
     def is_cut(self, line: Line) -> bool:
         """Whether nothing passes on this connection."""
         client, server = self._ends(line)
-        return client is not server and bool({client.name, server.name} & self.network.cut)
+        return client is not server and (bool({client.name, server.name} & self.network.cut) or self._is_parted(line))
+
+    def close_line(self, number: int, delay_s: float) -> None:
+        """A node's end of a connection closes; the server does not hear of it where nothing passes."""
+        line = self.lines.get(number)
+        if line is None or not self._is_parted(line):
+            super().close_line(number, delay_s)
+
+    def hang_up(self, number: int) -> None:
+        """A server's end of a connection closes; the node does not hear of it where nothing passes."""
+        if not self._is_parted(self.lines[number]):
+            super().hang_up(number)
+
+    def _is_parted(self, line: Line) -> bool:
+        return line.agent is not None and frozenset(end.name for end in self._ends(line)) in self.parted
 
     @staticmethod
     def _ends(line: Line) -> tuple[Agent, Peer]:

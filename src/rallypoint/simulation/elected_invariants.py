@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.core.check import complaints
@@ -9,6 +10,7 @@ from rallypoint.core.events import Lost, Message
 from rallypoint.core.model import Phase, Reason, RecordedWorld, Run
 from rallypoint.core.node import State, View
 from rallypoint.core.record import Record
+from rallypoint.location.serving import OTHERS_FIRST_S
 from rallypoint.server.coordinator import Effects
 from rallypoint.simulation.node_invariants import NodeInvariants
 
@@ -148,6 +150,33 @@ class ElectedInvariants(NodeInvariants):
                 self.require(grows, f"round {world.round} was recorded after round {old.round}")
 
     # Servers ------------------------------------------------------------------------------------------------------
+
+    def parted(self, peer: Peer, others: list[Peer]) -> None:
+        """A process is cut off from others: if it serves most of them, they have another server soon (rule 17e)."""
+        world, server, settings = self.world, self.world.current, self.world.settings
+        calm = world.register.is_reliable and world.network.reliable and not (world.hidden or world.refusing)
+        if (
+            server is None
+            or server.peer is not peer
+            or server.run.phase in (Phase.RECOVERING, Phase.CLOSED)
+            or not calm
+        ):
+            return
+        heard = server.coordinator.runs.known[world.run_id].authority.life.signs
+        cut_off = [other for other in others if other.id in heard and other.alive and not other.stopped]
+        if len(cut_off) < 2 or 2 * len(cut_off) <= len(heard):
+            return
+        bound_s = 2 * settings.heartbeat_timeout_s + settings.reconnect_backoff_s + OTHERS_FIRST_S
+        world.clockwork.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at))
+
+    def _must_be_served(self, cut_off: list[Peer], since: float) -> None:
+        here = [peer for peer in cut_off if peer.alive and peer.leaving is None]
+        if self.disturbed_at != since or not any(peer.election_may_claim for peer in here):
+            return
+        server = self.world.current
+        for peer in here:
+            served = peer.session.welcomed and self.world.serving(peer) is server
+            self.require(served, f"{peer.name} cannot reach its server, and has no other: {peer.election.why}")
 
     def server_started(self, server: VirtualServer) -> None:
         """A process serves: what it starts with is what the record says, and nothing else."""

@@ -27,6 +27,9 @@ ELECTED_EVENTS = 150
 """What nodes learn counts as well where the server is elected, since there is more than one that takes events."""
 REST_S = 24.0
 QUIET_S = 6.0
+PARTED = 0.4
+"""How many of the worlds that elect their server end with one that most nodes cannot reach."""
+PARTED_S = 9.0
 
 Do = Callable[[str], None]
 
@@ -101,6 +104,8 @@ def play(seed: int) -> Played:
 
     try:
         _play(world, nodes, chance, do)
+        if isinstance(world, ElectedWorld) and chance.random() < PARTED:
+            _part_the_server(world, nodes, chance, do)
         end_faults(world, do)
         world.invariants.check_rest(QUIET_S)
     except BrokenInvariantError as exc:
@@ -232,7 +237,7 @@ def _apart(world: World) -> set[str]:
     """Who cannot be reached in some way."""
     apart = world.network.cut | world.network.deaf
     if isinstance(world, ElectedWorld):
-        apart = apart | world.hidden | world.refusing | world.register.cut
+        apart = apart.union(*world.parted) | world.hidden | world.refusing | world.register.cut
     return apart
 
 
@@ -256,7 +261,7 @@ def _to_the_register(
     if running:
         name = chance.choice(running).name
         options += [(0.4, f"hide {name}"), (0.4, f"unplug {name}"), (0.3, f"refuse {name}")]
-        options.append((0.2, f"evict {name}"))
+        options.append((0.2, f"evict {name} {4 * (world.seed % 2)}"))
     if server is not None:
         name, often = server.peer.name, 3.0 if with_rivals else 0.7
         options += [(often, f"{verb} {name}") for verb in ("kill", "pause", "unplug")]
@@ -266,6 +271,27 @@ def _to_the_register(
         if others and with_rivals:
             options.append((often, f"refuse {chance.choice(others)}"))
     return options
+
+
+def _part_the_server(world: ElectedWorld, nodes: int, chance: random.Random, do: Do) -> None:
+    """When all is well, the host of the server is cut off from most of the nodes, and not from the register (17e).
+
+    Last of all, so that what a seed stood for before is what it stands for now.
+    """
+    for number in range(nodes):
+        name = f"n{number}"
+        if name not in world.agents or not world.agents[name].alive:
+            do(_start(name, world, chance))
+    end_faults(world, do)
+    server = world.current
+    if server is None:
+        return
+    others = [agent.name for agent in world.agents.values() if agent.alive and agent is not server.peer]
+    chance.shuffle(others)
+    most = (len(others) + 1) // 2 + 1
+    if most <= len(others):
+        do(f"part {server.peer.name} {' '.join(others[: chance.randint(most, len(others))])}")
+        do(f"advance {PARTED_S:.0f}")
 
 
 def _weather(chance: random.Random) -> str:

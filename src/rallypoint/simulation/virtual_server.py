@@ -98,6 +98,8 @@ class VirtualServer:
             serving.want(each.run, each.own_ranks)
         for incarnation, epoch in effects.epochs_heard:
             serving.hear_epoch(incarnation, epoch)
+        for run in effects.deserted:
+            serving.relinquish(run, peer.now)
         if self.coordinator.met:
             serving.meet()
         must_renew, self.coordinator.must_renew = self.coordinator.must_renew, False
@@ -105,7 +107,7 @@ class VirtualServer:
             serving.renew(peer.now)
         peer.elected.server_acted(self, effects)
         self._send(effects)
-        if effects.records or effects.epochs_heard or self.coordinator.met or must_renew:
+        if effects.records or effects.epochs_heard or effects.deserted or self.coordinator.met or must_renew:
             peer.do(election.tick(peer.now))
         due = self.coordinator.wake_at(peer.now)
         if self._alarm is None or due < self._alarm:

@@ -7,7 +7,14 @@ Nothing here keeps rounds or runs apart by itself: give each a `PrefixStore` of 
 from typing import TYPE_CHECKING
 
 from rallypoint.stores.base import Store
-from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from rallypoint.stores.errors import (
+    QueueEmptyError,
+    RoundOverError,
+    StoreConnectionError,
+    StoreError,
+    StoreForkError,
+    StoreTimeoutError,
+)
 from rallypoint.stores.file import FileStore
 from rallypoint.stores.memory import MemoryStore
 from rallypoint.stores.prefix import PrefixStore
@@ -27,8 +34,11 @@ __all__ = [
     "MemoryStore",
     "PrefixStore",
     "QueueEmptyError",
+    "RoundOverError",
     "Store",
+    "StoreConnectionError",
     "StoreError",
+    "StoreForkError",
     "StoreServer",
     "StoreServerCore",
     "StoreTimeoutError",

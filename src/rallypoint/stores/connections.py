@@ -84,6 +84,13 @@ class Listener:
             line.end()
         self.readiness.close()
 
+    def let_go(self) -> None:
+        """In a forked child: close the copies of all sockets.  What the system watches is the parent's, and stays."""
+        self._sock.close()
+        for line in self._lines.values():
+            line.let_go()
+        self.readiness.close()
+
     def watch(self, sock: socket.socket, handle: Callable[[int], object]) -> None:
         """From now on, let this handle whatever comes in on the socket."""
         fd = sock.fileno()
@@ -184,6 +191,10 @@ class _Line:
         self._unsent.clear()
         self._sock.close()
         self._listener.lost(self, error)
+
+    def let_go(self) -> None:
+        """In a forked child: leave the connection to the parent."""
+        self._sock.close()
 
     def _ready(self, events: int) -> None:
         if events != READABLE and self._unsent:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["QueueEmptyError", "StoreError", "StoreTimeoutError"]
+__all__ = [
+    "QueueEmptyError",
+    "RoundOverError",
+    "StoreConnectionError",
+    "StoreError",
+    "StoreForkError",
+    "StoreTimeoutError",
+]
 
 
 class StoreError(Exception):
@@ -11,6 +18,18 @@ class StoreError(Exception):
 
 class QueueEmptyError(StoreError):
     """A pop that was told not to wait found nothing in the queue."""
+
+
+class StoreConnectionError(StoreError):
+    """The connection to the store's server is lost, was closed here, or leads to something that is no store server."""
+
+
+class StoreForkError(StoreError):
+    """The store was opened before a fork and used after it, in the child."""
+
+
+class RoundOverError(StoreError):
+    """The store belongs to a round that is over for this node; the message says why.  Join again for the next store."""
 
 
 class StoreTimeoutError(TimeoutError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import random
 import re
 import secrets
@@ -22,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from rallypoint.stores import forks
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2_line import Line, Response, connect, request, tls_context
@@ -119,7 +119,11 @@ class Keys:
         self._lone = False
         self._learnt = False
         self._seen = 0
-        self._pid = os.getpid()
+        forks.let_go_in_children(self)
+
+    def forked(self) -> None:
+        """In a forked child: these lines are the parent's."""
+        _hang_up(self._idle)
 
     @staticmethod
     def of(client: Any) -> Keys:
@@ -311,9 +315,6 @@ class Keys:
 
     def _exchange(self, member: str, sent: bytes, timeout_s: float) -> Response:
         """Send a request over a line that is free, and hear the answer."""
-        if os.getpid() != self._pid:
-            self._pid = os.getpid()
-            _hang_up(self._idle)  # these lines are the parent's
         idle = self._idle.setdefault(member, [])
         try:
             line = idle.pop() if idle else Line(self.connect(member, min(timeout_s, _CONNECT_S)))

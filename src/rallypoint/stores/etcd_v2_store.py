@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from rallypoint.stores import forks
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Term, in_64_bits, in_seconds, name_some
 from rallypoint.stores.data import read_number
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
@@ -65,6 +66,7 @@ class EtcdV2Store(Store):
         self._used = _Used(self._keys, ttl_s) if ttl_s is not None else None
         self._written: dict[str, str] = {}
         self._lock = threading.Lock()
+        forks.let_go_in_children(self)
         self.set_timeout(DEFAULT_TIMEOUT if timeout is None else timeout)
 
     # Values -----------------------------------------------------------------------------------------------------------
@@ -230,6 +232,10 @@ class EtcdV2Store(Store):
         other._ttl_s, other._used = self._ttl_s, self._used
         return other
 
+    def forked(self) -> None:
+        """In a forked child: it goes on over connections of its own."""
+        self._lock = threading.Lock()
+
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str | bytes) -> str:
@@ -386,19 +392,34 @@ class _Used:
     """Prolongs the keys that this process has used, from a thread that ends with the last store that needs it."""
 
     def __init__(self, keys: Keys, ttl_s: int) -> None:
-        self._paths: set[str] = set()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        thread = threading.Thread(
-            target=_prolong, args=(keys, ttl_s, self._paths, self._lock, self._ended), name="etcd-keys", daemon=True
-        )
-        weakref.finalize(self, self._ended.set).atexit = False
-        thread.start()
+        self._keys, self._ttl_s = keys, ttl_s
+        self._start()
+        forks.let_go_in_children(self)
 
     def add(self, paths: Iterable[str]) -> None:
         """These are in use."""
+        if self._is_parents:
+            self._start()
         with self._lock:
             self._paths.update(paths)
+
+    def forked(self) -> None:
+        """In a forked child: the parent prolongs what it has used, and the child what it will use."""
+        self._is_parents = True
+
+    def _start(self) -> None:
+        self._is_parents = False
+        self._paths: set[str] = set()
+        self._lock = threading.Lock()
+        ended = threading.Event()
+        thread = threading.Thread(
+            target=_prolong,
+            args=(self._keys, self._ttl_s, self._paths, self._lock, ended),
+            name="etcd-keys",
+            daemon=True,
+        )
+        weakref.finalize(self, ended.set).atexit = False
+        thread.start()
 
 
 def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ended: threading.Event) -> None:

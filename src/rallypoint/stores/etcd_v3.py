@@ -20,6 +20,7 @@ from rallypoint.etcd_client import (
     EtcdClient,
     EtcdCompactedError,
     EtcdError,
+    EtcdForkError,
     EtcdLeaseLostError,
     Lease,
     compare,
@@ -42,7 +43,7 @@ from rallypoint.stores.base import (
     name_some,
 )
 from rallypoint.stores.data import read_number
-from rallypoint.stores.errors import QueueEmptyError, StoreError
+from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreForkError
 from rallypoint.stores.etcd_v2_names import summed
 from rallypoint.stores.etcd_v3_changes import Changes, Settled, Tenure, Write
 from rallypoint.stores.etcd_v3_lookout import NAMES_AT_ONCE, Lookout, look_s
@@ -344,6 +345,8 @@ class EtcdV3Store(Store):
             yield
         except EtcdLeaseLostError as exc:
             raise self._tenure.over() from exc
+        except EtcdForkError as exc:
+            raise StoreForkError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
         except EtcdError as exc:
             raise StoreError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ def host_server(host: str, port: int, limits: Limits, multi_tenant: bool) -> tup
         server, tenants = _shared.get((host, port)) or (_start(host, port, limits), 0)
         place = host, server.port
         _shared[place] = server, tenants + 1
-    return server.port, lambda: _give_back(place)
+    return server.port, lambda: _give_back(place, server)
 
 
 def _start(host: str, port: int, limits: Limits) -> StoreServer:
@@ -38,10 +39,23 @@ def _start(host: str, port: int, limits: Limits) -> StoreServer:
     return server
 
 
-def _give_back(place: tuple[str, int]) -> None:
+def _give_back(place: tuple[str, int], server: StoreServer) -> None:
     with _lock:
-        server, tenants = _shared.pop(place)
+        present, tenants = _shared.get(place) or (None, 0)
+        if present is not server:
+            return  # in a forked child, whose parent has it
+        del _shared[place]
         if tenants > 1:
             _shared[place] = server, tenants - 1
             return
     server.stop()
+
+
+def _forget_shared() -> None:
+    """A forked child hosts nothing."""
+    global _lock  # noqa: PLW0603  # a thread that only the parent has may hold it
+    _lock = threading.RLock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_shared)

@@ -11,15 +11,13 @@ long that the log was compacted twice (a megabyte at least each time), and begin
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from rallypoint.stores import locks, records
+from rallypoint.stores import forks, locks, records
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.records import DamagedFileError, Head, Operation, StoreFileError
 from rallypoint.stores.storefile import REMOVED, StoreFile
@@ -49,20 +47,24 @@ class Journal:
     had.
     """
 
-    def __init__(self, path: Path, world_size: int, patience_s: float, *, _run: bytes | None = None) -> None:
+    def __init__(
+        self, path: Path, world_size: int, patience_s: float, *, _run: bytes | None = None, _is_guest: bool = False
+    ) -> None:
         self._path = path
         self._world_size = world_size
         self._counted = _run is None
         self._thread_lock = threading.Lock()
         self._closed = False
-        self._file: StoreFile | None = StoreFile(path, patience_s, _run)
+        # A child by fork is a guest of its parent's: many end without a word, and are not taken for killed.
+        self._is_guest = _is_guest
+        self._file: StoreFile | None = StoreFile(path, patience_s, _run, is_guest=_is_guest)
         self.incarnation = self._file.incarnation
         self._forget()
-        _journals.add(self)
+        forks.let_go_in_children(self)
 
     def clone(self, patience_s: float) -> Journal:
         """The same file of the same run, opened once more."""
-        return Journal(self._path, self._world_size, patience_s, _run=self.incarnation)
+        return Journal(self._path, self._world_size, patience_s, _run=self.incarnation, _is_guest=self._is_guest)
 
     def _forget(self) -> None:
         self.data = KeyValues[Sleeper]()
@@ -96,6 +98,7 @@ class Journal:
     def forked(self) -> None:
         """In a forked child: nothing of the parent's is touched, least of all its locks."""
         self._thread_lock = threading.Lock()
+        self._is_guest, self._counted = True, False
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -148,7 +151,7 @@ class Journal:
         if self._closed:
             raise StoreFileError("it was closed here")
         if self._file is None:  # in a forked child
-            self._file = StoreFile(self._path, patience_s, self.incarnation)
+            self._file = StoreFile(self._path, patience_s, self.incarnation, is_guest=True)
         return self._file
 
     def _wake(self) -> None:
@@ -233,14 +236,3 @@ class Journal:
             return
         with self._replaying(raw, fresh):
             pass
-
-
-_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for journal in list(_journals):
-        journal.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

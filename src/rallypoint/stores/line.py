@@ -41,6 +41,10 @@ class Line:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
+    def let_go(self) -> None:
+        """In a forked child: close this copy of the socket, and leave the connection to the parent."""
+        self._sock.close()
+
     def ask(self, request: bytes, reader: Reader[T], timeout_s: float) -> T:
         """Sends and reads the answer; the time-out holds for each time that nothing moves."""
         if timeout_s != self._timeout_s:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
+from rallypoint.stores import forks
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
@@ -22,7 +24,7 @@ from rallypoint.stores.base import (
     name_some,
 )
 from rallypoint.stores.data import KeyValues, Waiter
-from rallypoint.stores.errors import QueueEmptyError, StoreTimeoutError
+from rallypoint.stores.errors import QueueEmptyError, StoreForkError, StoreTimeoutError
 
 T = TypeVar("T")
 
@@ -43,10 +45,24 @@ class _Shared:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.data = KeyValues[_Sleeper]()
+        self._opened_in = os.getpid()
+        self._parents: str | None = None
+        forks.let_go_in_children(self)
+
+    def forked(self) -> None:
+        """In a forked child: a copy of the keys is no store that the two share."""
+        self._parents = forks.opened_before(
+            "this store in memory",
+            self._opened_in,
+            "nothing that one of them sets reaches the other",
+            "use a TcpStore or a FileStore for both, or make a MemoryStore in the child",
+        )
 
     @contextmanager
     def opened(self) -> Iterator[KeyValues[_Sleeper]]:
         """The data, for this thread alone; whoever has nothing more to wait for afterwards is woken."""
+        if self._parents is not None:
+            raise StoreForkError(self._parents)
         with self.lock:
             try:
                 yield self.data
@@ -58,7 +74,8 @@ class _Shared:
 class MemoryStore(Store):
     """A store in memory; every operation happens at once or not at all.
 
-    Unlike the one over TCP it knows no limits to the size of keys and values.
+    Unlike the one over TCP it knows no limits to the size of keys and values.  It belongs to one process: a forked child
+    is told so.
     """
 
     def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT, *, _shared: _Shared | None = None) -> None:

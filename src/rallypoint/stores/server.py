@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rallypoint.stores import forks
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.listening import listen_at, plain
 from rallypoint.stores.serving import StoreServerCore
@@ -47,7 +48,7 @@ class StoreServer:
 
     Start it once, in one of three ways: `start_in_thread(sock)`, which answers fastest, `await start(sock)` on the running
     event loop, or `start_on(loop, sock)` from any other thread.  The socket may have been bound, and its port published,
-    long before.
+    long before.  It serves in the process that started it: a forked child has nothing of it, and cannot stop it.
     """
 
     def __init__(self, core: StoreServerCore | None = None) -> None:
@@ -117,6 +118,14 @@ class StoreServer:
             if threading.current_thread() is not self._thread:
                 self._thread.join(_STOP_PATIENCE_S)
 
+    def forked(self) -> None:
+        """In a forked child: the server is the parent's, and ends with the parent."""
+        self._stopped = True
+        if self._listener is not None:
+            self._listener.let_go()
+        if self._alarm is not None:
+            self._alarm.close()
+
     def _run(self, listener: Listener, ring: socket.socket) -> None:
         """On the thread, which holds the server: one that nobody else holds goes on, and its alarm does not go off."""
         with ring:
@@ -142,6 +151,7 @@ class StoreServer:
             raise StoreError("this store server was started before; make another")
         self._address = sock.getsockname()[:2]
         self._listener = Listener(self.core, sock)
+        forks.let_go_in_children(self)
         return self._listener
 
     def _turn(self) -> None:

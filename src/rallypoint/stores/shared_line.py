@@ -1,14 +1,16 @@
-"""A client's connection as the threads of a process share it: one conversation at a time, and after a failure none."""
+"""A client's connection as the threads of a process share it: one conversation at a time, and none after a failure or a fork."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from types import TracebackType
 
+from rallypoint.stores import forks
 from rallypoint.stores.answers import Reader, T
 from rallypoint.stores.base import name_some
-from rallypoint.stores.errors import StoreError, StoreTimeoutError
+from rallypoint.stores.errors import StoreConnectionError, StoreForkError, StoreTimeoutError
 from rallypoint.stores.line import Line
 from rallypoint.stores.wire import ProtocolError
 
@@ -24,6 +26,9 @@ class SharedLine:
         self._place = place
         self._lock = threading.Lock()
         self._ended: str | None = None
+        self._is_parents = False
+        self._opened_in = os.getpid()
+        forks.let_go_in_children(self)
 
     def ask(self, asked: Asked, request: bytes, reader: Reader[T], patience_s: float) -> T:
         """One request and its answer.  Other threads, and the server, are waited for as long as `patience_s`."""
@@ -43,14 +48,16 @@ class SharedLine:
 
     def begin(self, asked: Asked, patience_s: float) -> Line:
         """Take the line, until `finish`."""
-        if not self._lock.acquire(False) and not self._lock.acquire(timeout=patience_s):
+        # In a child, a thread that only the parent has may hold the lock for ever.
+        if not self._lock.acquire(False) and not self._is_parents and not self._lock.acquire(timeout=patience_s):
             raise StoreTimeoutError(
                 f"cannot {self.what(asked)}: another thread has been waiting on this connection for "
                 f"{patience_s:.3g} s; give it a clone() of the store"
             )
         if self._ended is not None:
-            self._lock.release()
-            raise StoreError(f"cannot {self.what(asked)}: the connection is no more, because {self._ended}")
+            if not self._is_parents:
+                self._lock.release()
+            raise self._over(asked, self._ended)
         return self._line
 
     def fail(self, asked: Asked, error: BaseException, elapsed_s: float) -> None:
@@ -63,7 +70,7 @@ class SharedLine:
                 why = self.end(str(error))
                 if asked[0] == "add to":
                     why += " (a server does that when value or sum is not a number of 64 bits)"
-                raise StoreError(f"cannot {self.what(asked)}: {why}") from error
+                raise StoreConnectionError(f"cannot {self.what(asked)}: {why}") from error
             case _:
                 self.end(f"a call was interrupted: {self.what(asked)}")
 
@@ -80,6 +87,22 @@ class SharedLine:
     def close(self) -> None:
         """Nobody needs it any more."""
         self._line.close()
+
+    def forked(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._is_parents = True
+        self._ended = forks.opened_before(
+            "this store",
+            self._opened_in,
+            "the two would read each other's answers",
+            "take a clone() in the child, or open a store there",
+        )
+        self._line.let_go()
+
+    def _over(self, asked: Asked, why: str) -> StoreConnectionError | StoreForkError:
+        if self._is_parents:
+            return StoreForkError(f"cannot {self.what(asked)}: {why}")
+        return StoreConnectionError(f"cannot {self.what(asked)}: the connection is no more, because {why}")
 
     def what(self, asked: Asked) -> str:
         """What was asked, and where."""

@@ -25,11 +25,15 @@ REMOVED = "it was removed or replaced while in use; let all processes of the run
 class StoreFile:
     """A file that was opened, created or started anew.  With an `incarnation`, only the file of that very run will do.
 
+    A guest is not counted among the users: another process says for it that it came, and that it went.
     Not for several threads at once.  All methods but `lock` and `close` are for who holds its lock.
     """
 
-    def __init__(self, path: Path, patience_s: float, incarnation: bytes | None = None) -> None:
+    def __init__(
+        self, path: Path, patience_s: float, incarnation: bytes | None = None, *, is_guest: bool = False
+    ) -> None:
         self._path = path
+        self._is_guest = is_guest
         deadline = time.monotonic() + patience_s
         while True:
             self._file = self._open(create=incarnation is None)
@@ -68,7 +72,7 @@ class StoreFile:
                 self._path.unlink()
         else:
             self.mend(raw, head)
-            users = max(head.users - 1, 0)
+            users = max(head.users - (not self._is_guest), 0)
             self.commit(head._replace(commits=head.commits + 1, users=users, departures=departures))
 
     def is_named(self) -> bool:
@@ -94,16 +98,7 @@ class StoreFile:
 
     def read_log(self, start: int, end: int, seed: int) -> list[Operation]:
         """The operations of a part of the log."""
-        parts, place = [], start
-        while place < end:
-            part = os.pread(self._file, min(end - place, 1 << 30), place)
-            if not part:
-                raise DamagedFileError(
-                    f"it was cut off at byte {place}, and {end} were written; end the processes that use it, and remove it"
-                )
-            parts.append(part)
-            place += len(part)
-        return records.read_log(b"".join(parts), start, seed)
+        return records.read_log(read_at(self._file, start, end), start, seed)
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
@@ -157,7 +152,7 @@ class StoreFile:
             _log.info("the store file %s is started anew: %s", self._path, opening.value)
             head = records.first_head(os.urandom(16), head.commits + 1)
         locks.try_lock(self._file, locks.PRESENCE, locks.SHARED)
-        head = head._replace(commits=head.commits + 1, users=head.users + 1)
+        head = head._replace(commits=head.commits + 1, users=head.users + (not self._is_guest))
         if opening is Opening.CREATE:
             write_at(self._file, records.head_bytes(head), 0)
         else:
@@ -173,6 +168,20 @@ def _of_run(incarnation: bytes, head: Head | None) -> Head:
             "processes were lost, or when the file was replaced: give each run a path of its own"
         )
     return head
+
+
+def read_at(file: int, start: int, end: int) -> bytes:
+    """Reads all of it, from the byte `start` to the one before `end`."""
+    parts, place = [], start
+    while place < end:
+        part = os.pread(file, min(end - place, 1 << 30), place)
+        if not part:
+            raise DamagedFileError(
+                f"it was cut off at byte {place}, and {end} were written; end the processes that use it, and remove it"
+            )
+        parts.append(part)
+        place += len(part)
+    return b"".join(parts)
 
 
 def write_at(file: int, content: bytes, place: int) -> None:

@@ -23,7 +23,7 @@ from rallypoint.stores.base import (
     in_seconds,
     name_some,
 )
-from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
+from rallypoint.stores.errors import QueueEmptyError, StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.stores.line import connect
 from rallypoint.stores.shared_line import Asked, SharedLine
 from rallypoint.stores.wire import Limits, ProtocolError, Query
@@ -253,7 +253,7 @@ class TcpStore(Store):
                 f"no store server answered at {self._place()} within {timeout_s:g} s: {exc}"
             ) from exc
         except ProtocolError as exc:
-            raise StoreError(f"cannot use the server at {self._place()}: {exc}") from exc
+            raise StoreConnectionError(f"cannot use the server at {self._place()}: {exc}") from exc
 
     def _request(self, asked: Asked, query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
         request = wire.request(query, texts, number)

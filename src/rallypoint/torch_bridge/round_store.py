@@ -9,7 +9,6 @@ round, as after any loss.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -34,10 +33,6 @@ LEFT_BARRIER = f"{EXIT_BARRIER}/last_member"
 REGROUPED = b"the others regrouped"
 
 _TIMEOUT = timedelta(seconds=300)
-# A host that dies breaks the connection before the authority has declared it lost.
-VERDICT_S = 10.0
-# How long one attempt to connect may take before a look at whether the world still stands.
-_ATTEMPT = timedelta(seconds=1)
 
 
 class World(Protocol):
@@ -47,9 +42,11 @@ class World(Protocol):
     size: int
     # What the calls of its store raise where that cannot be reached; all else is none of this module's business.
     failures: tuple[type[Exception], ...]
+    # How long to wait, after such a failure, for the news that the world is over.
+    verdict_s: float
 
     def connect(self, timeout: timedelta) -> Any:
-        """A store with the round's keys.  When the world is over, its calls fail, also those that wait."""
+        """A store with the round's keys.  When the world is over, this fails, and its calls fail, also those that wait."""
 
     def is_over(self, wait_s: float = 0.0) -> bool:
         """Whether the world is over; waits for the news for so long."""
@@ -115,14 +112,14 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
         """Wait until all keys are there; who has finished does not wait for a verdict on those who have not."""
         patience = self._timeout if timeout is None else timeout
         at_exit = bool(keys) and all(key.startswith(EXIT_BARRIER) for key in keys)
-        when_over, verdict_s = (self._at_exit, 0.0) if at_exit else (self._refuse, VERDICT_S)
-        self._do(lambda store: store.wait(list(keys), patience), when_over, verdict_s)
+        when_over = self._at_exit if at_exit else self._refuse
+        self._do(lambda store: store.wait(list(keys), patience), when_over, in_a_hurry=at_exit)
         if LEFT_BARRIER in keys and self._world.rank == 0 and self._left_by() == REGROUPED:
             self._world.superseded()
 
     def _left_by(self) -> bytes:
         """What was put there to end the exit barrier; the host of the store, which stays for the others, can ask."""
-        return self._do(lambda store: bytes(store.get(LEFT_BARRIER)), lambda: b"", 0.0)
+        return self._do(lambda store: bytes(store.get(LEFT_BARRIER)), lambda: b"", in_a_hurry=True)
 
     # The rest of the contract -----------------------------------------------------------------------------------------
 
@@ -204,7 +201,7 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
 
         return self._do(ask, lambda: [self._made_up(key) for key in keys])
 
-    def _do(self, ask: Callable[[Any], T], when_over: Callable[[], T], verdict_s: float = VERDICT_S) -> T:
+    def _do(self, ask: Callable[[Any], T], when_over: Callable[[], T], *, in_a_hurry: bool = False) -> T:
         """Ask the store, unless the world is over: then nobody is there to answer but us."""
         if not self._world.is_over():
             try:
@@ -213,22 +210,14 @@ class RoundStore(Store):  # type: ignore[misc]  # torch's types are not looked a
                 if not self._world.is_over():
                     raise DistStoreError(str(exc)) from exc
             except self._world.failures as exc:
-                if not self._world.is_over(verdict_s):
+                if not self._world.is_over(0.0 if in_a_hurry else self._world.verdict_s):
                     raise DistNetworkError(f"{exc} (the world still stands)") from exc
         return when_over()
 
     def _connected(self) -> Any:
-        """The connection, made on first use; an attempt is short, and the last look is at the world."""
-        started = time.monotonic()
-        while self._store is None:
-            try:
-                store = self._world.connect(_ATTEMPT)
-            except TimeoutError:  # noqa: PERF203  # trying again is the point
-                if self._world.is_over() or time.monotonic() - started > self._timeout.total_seconds():
-                    raise
-            else:
-                store.set_timeout(self._timeout)
-                self._store = store
+        """The connection, made on first use."""
+        if self._store is None:
+            self._store = self._world.connect(self._timeout)
         return self._store
 
     def _made_up(self, key: str) -> bytes:

@@ -16,8 +16,21 @@ def has_torch() -> bool:
 
 def is_torch_store(store: object) -> bool:
     """Whether a store is torch's; where torch was never imported, none can be."""
-    distributed = sys.modules.get("torch.distributed")
-    kind = getattr(distributed, "Store", None)
+    return _is_torchs("Store", store)
+
+
+def is_tcp_store(store: object) -> bool:
+    """Whether a store is torch's TCP store."""
+    return _is_torchs("TCPStore", store)
+
+
+def is_file_store(store: object) -> bool:
+    """Whether a store is torch's file store."""
+    return _is_torchs("FileStore", store)
+
+
+def _is_torchs(kind_name: str, store: object) -> bool:
+    kind = getattr(sys.modules.get("torch.distributed"), kind_name, None)
     return isinstance(kind, type) and isinstance(store, kind)
 
 

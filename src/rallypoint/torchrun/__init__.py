@@ -11,13 +11,13 @@ from typing import Any
 
 
 def rallypoint() -> Callable[[Any], Any]:
-    """The creator of the backend `rallypoint`."""
+    """The creator of the backend `rallypoint`; the endpoint may be any that `rallypoint.join` takes."""
 
     def create(params: Any) -> Any:
-        from rallypoint.elastic.rallypoint_handler import RALLYPOINT
+        from rallypoint.elastic.endpoints import backend_at
         from rallypoint.torchrun.backend import create_handler
 
-        return create_handler(RALLYPOINT, params)
+        return create_handler(backend_at(params.endpoint), params)
 
     return create
 

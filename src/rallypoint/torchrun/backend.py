@@ -20,7 +20,7 @@ def create_handler(backend: MemberBackend, given: Any) -> TorchHandler:
     if not params.run_id:
         raise ValueError("the run id is empty: give every job a name of its own, by `--rdzv-id`")
     member, join_timeout_s = backend.open(params, under_torch=True)
-    return TorchHandler(AgentRendezvous(backend.name, member, join_timeout_s))
+    return TorchHandler(AgentRendezvous(params.backend, member, join_timeout_s))
 
 
 def our_parameters(given: Any) -> RendezvousParameters:

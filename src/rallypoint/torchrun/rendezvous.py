@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 from rallypoint.client.member import Member
+from rallypoint.client.round_store import VERDICT_S
+from rallypoint.client.wait_reports import LogReporter, reported
 from rallypoint.core.model import Reason
 from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
@@ -20,16 +19,13 @@ from rallypoint.torch_bridge.handler import Departure
 
 log = logging.getLogger("rallypoint.torchrun")
 
-# How long a wait may take before somebody wonders why.
-_PATIENCE_S = 2.0
-
 _REASONS = {
     Departure.FINISHED: Reason.FINISHED,
     Departure.GAVE_UP: Reason.GAVE_UP,
     Departure.STOPPED: Reason.WITHDREW,
 }
 
-# torch's launcher does not say goodbye when the agent is stopped by a signal, and a process that ends is in a hurry.
+# How long the goodbye of a node may take whose world has gone on without it.
 _HURRY = timedelta(seconds=1)
 
 
@@ -43,11 +39,10 @@ class AgentRendezvous:
         self._member = member
         self._join_timeout_s = join_timeout_s
         self._round: AgentRound | None = None
-        atexit.register(_withdraw, weakref.ref(member))
 
     def next_round(self) -> AgentRound:
         """Wait for a place in the next world."""
-        with _telling_why(self._member):
+        with reported(self._member, LogReporter(log, logging.WARNING)):
             placed = self._member.join(self._join_timeout_s)
         self._round = AgentRound(self._member, placed)
         return self._round
@@ -74,6 +69,7 @@ class AgentRound:
     """A place in a sealed world, and its store."""
 
     failures: tuple[type[Exception], ...] = (StoreError,)
+    verdict_s = VERDICT_S
 
     def __init__(self, member: Member, placed: Placed) -> None:
         self._member = member
@@ -82,25 +78,14 @@ class AgentRound:
         self.rank, self.size = placed.rank, placed.size
         self.host, self.port = self._store.host, self._store.port
         self.is_superseded = False
-        self._closing: list[Callable[[], None]] = []
-        self._watched = threading.Lock()
-        threading.Thread(target=self._watch, name="rallypoint-round", daemon=True).start()
 
     def connect(self, timeout: timedelta) -> PrefixStore:
         """The round's keys; the connection ends with the world, so that nobody waits on it any longer."""
-        try:
-            store, close = self._store.connect(timeout)
-        except StoreError as exc:
-            raise TimeoutError(str(exc)) from exc
-        with self._watched:
-            self._closing.append(close)
-        if self.is_over():
-            close()
-        return store
+        return self._store.open(timeout)
 
     def is_over(self, wait_s: float = 0.0) -> bool:
         """Whether the world is over; waits for the news for so long."""
-        return self._member.wait_until_over(self._placed, wait_s)
+        return self._store.is_over(wait_s)
 
     def closed(self) -> str | None:
         """Why the run is closed; None while it is not."""
@@ -132,36 +117,3 @@ class AgentRound:
     def why(self) -> str:
         """Why the world is over."""
         return self.closed() or self._member.view.why or "this node has left it"
-
-    def _watch(self) -> None:
-        self._member.wait_until_over(self._placed)
-        with self._watched:
-            for close in self._closing:
-                close()
-
-
-@contextmanager
-def _telling_why(member: Member) -> Iterator[None]:
-    """While somebody waits for long, say what is awaited, each time that it is something else (rule 11)."""
-    done = threading.Event()
-
-    def tell() -> None:
-        told = ""
-        while not done.wait(_PATIENCE_S):
-            why = member.why_waiting()
-            if why and why != told:
-                told = why
-                log.warning("run %r: waiting: %s", member.run_id, why)
-
-    threading.Thread(target=tell, name="rallypoint-waiting", daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
-def _withdraw(member: weakref.ref[Member]) -> None:
-    left = member()
-    if left is not None:
-        with suppress(Exception):
-            left.leave(Reason.WITHDREW, "its process was stopped", patience_s=_HURRY.total_seconds())

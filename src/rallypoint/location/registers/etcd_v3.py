@@ -37,6 +37,8 @@ class EtcdV3Register:
     lately: its lease is renewed only while it has (rule 17e).
     """
 
+    is_hosted_here = None
+
     def __init__(
         self, client: EtcdClient, prefix: str, run_id: str, *, run_ttl_s: int, serves_on: Callable[[], bool]
     ) -> None:

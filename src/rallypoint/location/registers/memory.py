@@ -10,6 +10,8 @@ from rallypoint.location.register import Entry
 class MemoryRegister:
     """Holds one record; any thread may use it."""
 
+    is_hosted_here = None
+
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._value: bytes | None = None

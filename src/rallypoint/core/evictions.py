@@ -1,0 +1,108 @@
+"""Evictions (rule 9a): an administrator gives a node up, and it stays out for a while.
+
+What is kept out is a machine, as far as a run can tell one: whoever comes under the evicted node's name from its address,
+be it the same process under a new identity or a new process.  Nodes of that name that are in the run already stay in it.
+A node that is kept out stands in no table of the run: it counts nowhere, and each of its heartbeats is answered with the
+sentence that says why, and for how long.  The first one after the eviction has ended is a join like any other.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rallypoint.core import explain
+from rallypoint.core.changes import Step, change, tell
+from rallypoint.core.events import Announced, Joined, Standing
+from rallypoint.core.model import Eviction, Node, Phase, Run, find_waiter, kept_out
+from rallypoint.core.notices import Fenced, KeepWaiting, Notice
+
+FIRST_S = 30.0
+"""How long the first eviction of a node lasts where nobody says how long; each further one lasts twice as long."""
+LONGEST_S = 3600.0
+
+_ASKING = (Standing.WAITING, Standing.SPARE)
+_TAKING_PART = (*_ASKING, Standing.HOLDS, Standing.BROKEN)
+
+
+def lasts_s(run: Run, node: Node) -> float:
+    """How long the next eviction of a node lasts where nobody says how long."""
+    past = run.evictions.get(_key(node))
+    return FIRST_S if past is None else min(LONGEST_S, FIRST_S * 2.0 ** min(past.count, 60))
+
+
+def note(run: Run, node: Node, for_s: float, why: str, now: float) -> tuple[Run, Eviction]:
+    """Remember an eviction; a later one of the same node takes the place of an earlier one."""
+    past = run.evictions.get(_key(node))
+    eviction = Eviction(node, now + for_s, past.count + 1 if past is not None else 1, why)
+    return _ending(change(run, evictions=run.evictions.set(_key(node), eviction)), now), eviction
+
+
+def lift(run: Run, name: str, now: float) -> Step:
+    """Let a node in again, by its name or id: its evictions are forgotten."""
+    lifted = [eviction.node for eviction in kept_out(run, now) if name in (eviction.node.name, eviction.node.id)]
+    if not lifted:
+        return Step(run)
+    left = run.evictions
+    for node in lifted:
+        left = left.without(_key(node))
+    return Step(_ending(change(run, evictions=left), now), (), f"an administrator lets {lifted[0].name} in again")
+
+
+def notice(run: Run, eviction: Eviction, now: float, *, in_world: bool) -> tuple[Notice, ...]:
+    """What an evicted node is told at once; `run` is as it was before."""
+    node = eviction.node
+    if in_world:
+        seal_id = run.world.seal_id if run.world is not None else run.heard[run.ranks[node.id]].seal_id
+        return tell(node.id, Fenced(seal_id, explain.kept_out(eviction, now)))
+    return tell(node.id, _wait(run, eviction, run.incarnation, now)) if eviction.until > now else ()
+
+
+def against(run: Run, said: Joined | Announced, now: float) -> Eviction | None:
+    """The eviction that keeps this node out, if any.  A node of a closed run is to hear that it is closed."""
+    node = said.node
+    eviction = run.evictions.get(_key(node))
+    if eviction is None or eviction.until <= now:
+        return None
+    if isinstance(said, Announced) and said.standing not in _TAKING_PART:
+        return None
+    if run.phase is Phase.CLOSED and (run.live or (said.incarnation and said.incarnation == run.incarnation)):
+        return None
+    if said.seat is not None:
+        # In a world of this run there may be others of its name; the run knows them, and fences whom it does not know.
+        return eviction if node.id == eviction.node.id else None
+    is_here = node.id in run.active or node.id in run.finished or find_waiter(run, node.id) is not None
+    return None if is_here else eviction
+
+
+def keep_out(run: Run, said: Joined | Announced, eviction: Eviction, now: float) -> Step:
+    """Answer a node that is kept out."""
+    node, seat = said.node, said.seat
+    if seat is not None:
+        why = explain.kept_out(eviction, now)
+        return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
+    # The name of an incarnation that is over, or that may not go on, would tie it to that (rules 1, 17f).
+    goes_on = run.phase in (Phase.GATHERING, Phase.SEALED) and run.live
+    answer = tell(node.id, _wait(run, eviction, run.incarnation if goes_on else said.incarnation, now))
+    if node.id == eviction.node.id and not isinstance(said, Joined):
+        return Step(run, answer)
+    seen = msgspec.structs.replace(eviction, node=node)
+    return Step(change(run, evictions=run.evictions.set(_key(node), seen)), answer, explain.kept_out(seen, now))
+
+
+def expire(run: Run, now: float) -> Run:
+    """Time passed: from the end of the last eviction on, nothing holds the run because of it."""
+    over = run.evictions_end is not None and run.evictions_end <= now
+    return change(run, evictions_end=None) if over else run
+
+
+def _wait(run: Run, eviction: Eviction, incarnation: str, now: float) -> KeepWaiting:
+    last_round = run.world.round if run.world is not None else 0
+    return KeepWaiting(incarnation, last_round, explain.kept_out(eviction, now), eviction.until - now)
+
+
+def _key(node: Node) -> tuple[str, str]:
+    return node.name, node.address
+
+
+def _ending(run: Run, now: float) -> Run:
+    return change(run, evictions_end=max((eviction.until for eviction in kept_out(run, now)), default=None))

@@ -1,0 +1,148 @@
+"""`status`, `runs`, `close` and `evict` by the same URLs as `rallypoint.join`, on real nodes that elect their server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import Process, Started, answer, answer_json, free_port, refused
+from tests.etcd.servers import shared
+
+PLACE = """
+import sys, rallypoint
+with rallypoint.join(sys.argv[1], run=sys.argv[2], node_name="node1", last_call_timeout=0,
+                     local_addr="127.0.0.1") as place:
+    print("placed", flush=True)
+    place.changed.wait()
+    print("changed:", place._member.view.why, flush=True)
+"""
+HANDLER = """
+import sys
+from rallypoint.elastic import RendezvousParameters, get_rendezvous_handler
+from rallypoint.elastic.place import Change
+endpoint, run, kind = sys.argv[1:]
+handler = get_rendezvous_handler(RendezvousParameters(
+    "c10d", endpoint, run, 1, 1, "127.0.0.1", store_type=kind, node_name="node1"))
+store = handler.next_rendezvous().store
+assert type(store).__module__.startswith("torch"), store
+store.set("looks like a document", "e30=")
+print("placed", flush=True)
+Change(handler._member).wait()
+print("changed:", handler._member.view.why, flush=True)
+"""
+
+
+class Meeting:
+    """A medium with a node of one run, alone in its world: how the node is started, and the endpoint for commands."""
+
+    def __init__(self, program: str, *arguments: str, endpoint: str, run: str = "llama") -> None:
+        self.command = (sys.executable, "-c", program, *arguments)
+        self.run = run
+        self.endpoint = endpoint
+        self.at = ("--endpoint", endpoint)
+
+
+def _c10d(folder: Path) -> Meeting:
+    endpoint = f"c10d://127.0.0.1:{free_port()}"
+    return Meeting(PLACE, endpoint, "llama", endpoint=endpoint)
+
+
+def _c10d_torch(folder: Path) -> Meeting:
+    place = f"127.0.0.1:{free_port()}"
+    return Meeting(HANDLER, place, "llama", "tcp", endpoint=f"c10d://{place}")
+
+
+def _file(folder: Path) -> Meeting:
+    endpoint = f"file://{folder / 'store'}"
+    return Meeting(PLACE, endpoint, "llama", endpoint=endpoint)
+
+
+def _file_torch(folder: Path) -> Meeting:
+    path = str(folder / "store")
+    return Meeting(HANDLER, path, "llama", "file", endpoint=f"file://{path}")
+
+
+def _etcd_v2(folder: Path) -> Meeting:
+    endpoint, run = f"etcd-v2://{shared().endpoint}", f"team-{uuid.uuid4().hex}/llama"
+    return Meeting(PLACE, endpoint, run, endpoint=endpoint, run=run)
+
+
+MEETINGS: dict[str, Callable[[Path], Meeting]] = {
+    "c10d": _c10d,
+    "c10d, torch's store": _c10d_torch,
+    "file": _file,
+    "file, torch's store": _file_torch,
+    "etcd-v2": _etcd_v2,
+}
+
+
+@pytest.fixture(params=MEETINGS)
+def meeting(request: pytest.FixtureRequest, tmp_path: Path) -> Meeting:
+    return MEETINGS[request.param](tmp_path)
+
+
+@pytest.fixture
+def node(started: Started, meeting: Meeting) -> Process:
+    alone = started.add(Process(*meeting.command))
+    alone.expect("placed")
+    return alone
+
+
+def test_status_runs_and_evict(node: Process, meeting: Meeting) -> None:
+    run, at = meeting.run, meeting.at
+    first, header, row, messages = answer("status", run, *at).splitlines()
+    assert first == f"run {run!r} (sealed, nodes 1): round 1 runs with 1 node"
+    assert header.split() == ["node", "rank", "standing", "address", "id"]
+    assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+_[0-9]+", row)
+    assert messages.startswith("the server's messages so far: ")
+    listed = [line for line in answer("runs", *at).splitlines() if line.startswith(f"{run} ")]
+    assert [re.sub(" +", " ", line) for line in listed] == [f"{run} sealed 1 1 round 1 runs with 1 node"]
+    others = {each["run_id"] for each in answer_json("status", *at)} - {run}
+    assert all(name.startswith("team-") for name in others), "etcd is shared with other tests; nothing else is"
+    assert refused("status", "other", *at) == f"there is no run 'other' at {meeting.endpoint}"
+    assert refused("evict", run, "node7", *at).startswith(f"there is no node 'node7' in run {run!r}")
+    assert answer("evict", run, "node1", *at).startswith(f"node 'node1' was evicted from run {run!r}")
+    node.expect("changed: node1 ")
+
+
+def test_close_tells_the_nodes_why(node: Process, meeting: Meeting) -> None:
+    told = answer("close", meeting.run, *meeting.at, "--why", "the budget is spent")
+    # The node ends at once, and with it the server, and a store that it served.
+    assert re.match(rf"run {meeting.run!r}: closed( as failed: the budget is spent.*)?$", told)
+    node.expect("changed: the budget is spent")
+
+
+@pytest.mark.parametrize("medium", ["file", "etcd-v2"])
+def test_when_all_nodes_were_killed_the_record_is_shown(started: Started, tmp_path: Path, medium: str) -> None:
+    """A store file that nobody uses any more is not started anew by those who look."""
+    meeting = MEETINGS[medium](tmp_path)
+    node = started.add(Process(*meeting.command))
+    node.expect("placed")
+    node.popen.kill()
+    node.ends()
+    for _ in range(2):
+        told = answer_json("status", meeting.run, *meeting.at)
+        assert (told["phase"], told["live"]) == ("sealed", 0)
+        assert "this is the record of epoch 1: round 1 was sealed with 1 node" in told["situation"]
+    said = refused("close", meeting.run, *meeting.at)
+    assert said.startswith(f"nothing was done to run {meeting.run!r} at {meeting.endpoint}: no server answers: ")
+
+
+def test_nobody_waits_for_torch_or_asyncio(started: Started, tmp_path: Path) -> None:
+    meeting = MEETINGS["file, torch's store"](tmp_path)
+    started.add(Process(*meeting.command)).expect("placed")
+    program = (
+        "import sys\n"
+        "from rallypoint.cli import main\n"
+        f"assert main(['status', 'llama', '--endpoint', {meeting.endpoint!r}]) == 0\n"
+        "print(*sorted({'asyncio', 'torch'} & set(sys.modules)), file=sys.stderr, end='')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert "round 1 runs with 1 node" in done.stdout
+    assert done.stderr == "", "these take long to import, and nothing here needs them"

@@ -1,0 +1,242 @@
+"""Ctrl-C in any wait ends the process at once, and nobody counts it any more: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.etcd.servers import shared
+from tests.etcd_v3.harness import OPTIONS, EtcdNode, Observer, fresh_run, observing
+from tests.faults.harness import FAST, Actor, Node, Stage, free_port
+from tests.waiting import until
+
+AT_ONCE_S = 15.0
+"""It takes a tenth of a second, and half of one where somebody does not answer; all else waits for 30 s or more."""
+
+
+class Interruptible(Actor):
+    """A program that waits in its main thread."""
+
+    def __init__(self, do: str, **arguments: Any) -> None:
+        super().__init__("tests.faults.interruptible", json.dumps({"do": do, "with": arguments}))
+
+    def interrupt(self, times: int = 1) -> None:
+        """Ctrl-C; it ends at once, by that signal, with the main thread's traceback and no other."""
+        began = time.monotonic()
+        for _ in range(times):
+            os.kill(self.pid, signal.SIGINT)
+        self.process.wait(30)
+        elapsed_s = time.monotonic() - began
+        for reader in self._readers:
+            reader.join()
+        said = "".join(self.errors)
+        assert self.process.returncode == -signal.SIGINT, said
+        assert elapsed_s < AT_ONCE_S, said
+        assert said.rstrip().endswith("KeyboardInterrupt"), said
+        assert said.count("Traceback") - said.count("During handling of") == 1, said
+        assert "Exception in" not in said, said
+        assert "never retrieved" not in said, said
+
+
+class Meeting:
+    """A way to meet: where, with which options, and who else comes."""
+
+    never_serves: Mapping[str, bool] = {}
+
+    def __init__(self, stage: Stage, endpoint: str, run: str, **options: Any) -> None:
+        self.stage, self.endpoint, self.run, self.options = stage, endpoint, run, options
+
+    def program(self, do: str, nodes: str | int, **options: Any) -> Interruptible:
+        """Start the program that will be interrupted; its node is called `a`."""
+        given = {**self.options, "node_name": "a", **options}
+        program = Interruptible(do, endpoint=self.endpoint, run=self.run, nodes=str(nodes), **given)
+        self.stage.actors.append(program)
+        return program
+
+    def node(self, name: str, nodes: str | int, **options: Any) -> Node:
+        """Another node, which joins."""
+        node = self.stage.node(name)
+        node.join(self.endpoint, nodes, self.run, **{"is_host": None, **self.options, **options})
+        return node
+
+    def left_behind(self) -> None:
+        """Nothing of the program is there any more."""
+
+
+class EtcdMeeting(Meeting):
+    """Through etcd: the program serves where it was first."""
+
+    never_serves: Mapping[str, bool] = {"is_host": False}  # so that a claim that is left behind is the program's
+
+    def __init__(self, stage: Stage, run: str, observer: Observer, endpoint: str) -> None:
+        # A claim that is still there after this test was left behind, and has not just expired.
+        super().__init__(stage, f"etcd://{endpoint}", run, **{**OPTIONS, "lease_ttl": 60})
+        self.observer = observer
+
+    def node(self, name: str, nodes: str | int, **options: Any) -> Node:
+        node = EtcdNode(name)
+        self.stage.actors.append(node)
+        node.expect("ready")
+        given = {**self.options, **options}
+        node.join(self.endpoint.removeprefix("etcd://"), nodes, self.run, **given)
+        return node
+
+    def left_behind(self) -> None:
+        assert self.observer.claims() == ()
+
+
+@pytest.fixture(params=["server", "hosted", "etcd", "file"])
+def meeting(request: pytest.FixtureRequest, stage: Stage, tmp_path: Path) -> Iterator[Meeting]:
+    """A server of its own, a server in the program, an elected server, one that is elected through a file."""
+    with ExitStack() as ends:
+        if request.param == "etcd":
+            run, endpoints = fresh_run(), shared("3.5", 3).endpoints
+            yield EtcdMeeting(stage, run, ends.enter_context(observing(endpoints, run)), endpoints)
+        elif request.param == "server":
+            yield Meeting(stage, stage.server().endpoint, "run", **FAST, is_host=False)
+        else:
+            endpoint = f"file://{tmp_path}/register" if request.param == "file" else f"127.0.0.1:{free_port()}"
+            yield Meeting(stage, endpoint, "run", **FAST)
+
+
+@pytest.fixture(params=["fixed", "etcd"])
+def nobody(request: pytest.FixtureRequest, stage: Stage) -> Meeting:
+    """Nobody is there."""
+    if request.param == "etcd":
+        return Meeting(stage, f"etcd://127.0.0.1:{free_port()}", "run", **OPTIONS)
+    return Meeting(stage, f"127.0.0.1:{free_port()}", "run", **FAST, is_host=False)
+
+
+def is_forgotten(meeting: Meeting, nodes: int) -> None:
+    """Somebody who comes now finds itself alone."""
+    other = meeting.node("z", nodes, join_timeout=1.5)
+    text = other.failed("RendezvousTimeoutError")
+    assert "here (z);" in text or "left (z);" in text, text
+
+
+def test_while_the_server_is_absent(nobody: Meeting) -> None:
+    program = nobody.program("join", 2)
+    program.expect("waits")
+    program.interrupt()
+
+
+def test_twice(nobody: Meeting) -> None:
+    program = nobody.program("join", 2)
+    program.expect("waits")
+    program.interrupt(times=2)
+
+
+def test_while_a_name_is_looked_up(stage: Stage) -> None:
+    meeting = Meeting(stage, "hangs.invalid:29400", "run", **FAST)
+    program = meeting.program("join_a_name", 2)
+    program.expect("waits")
+    program.interrupt()
+
+
+def test_while_a_name_of_etcd_is_looked_up(stage: Stage) -> None:
+    meeting = Meeting(stage, "etcd://hangs.invalid:2379", "run", **OPTIONS)
+    program = meeting.program("join_a_name", 2)
+    program.expect("waits")
+    program.interrupt()
+
+
+def test_while_closing(nobody: Meeting) -> None:
+    program = nobody.program("handler_closes", 2)
+    program.expect("waits")
+    program.interrupt()
+
+
+@pytest.mark.parametrize("do", ["join", "handler_joins"])
+def test_while_nodes_are_missing(meeting: Meeting, do: str) -> None:
+    program = meeting.program(do, 2)
+    program.expect("waits")
+    program.interrupt()
+    meeting.left_behind()
+    is_forgotten(meeting, 2)
+
+
+@pytest.mark.parametrize("do", ["join", "handler_joins"])
+def test_others_who_wait_are_told(meeting: Meeting, do: str) -> None:
+    """A node that waits hears at once that one less is here."""
+    program = meeting.program(do, 3)
+    program.expect("waits")
+    other = meeting.node("b", 3, join_timeout=8.0)
+    program.interrupt()
+    assert "here (b);" in other.failed("RendezvousTimeoutError")
+
+
+def test_while_joining_again(meeting: Meeting) -> None:
+    program = meeting.program("join_again", 2)
+    other = meeting.node("b", 2, **meeting.never_serves)
+    program.expect("placed")
+    other.placed(size=2)
+    other.kill()
+    program.expect("waits")
+    program.interrupt()
+    meeting.left_behind()
+
+
+def test_while_standing_by(meeting: Meeting) -> None:
+    other = meeting.node("b", 1)
+    other.placed(size=1)
+    program = meeting.program("join", 1)
+    program.expect("waits")
+    until(lambda: "standing by as a spare" in "".join(program.errors), "it says that it stands by")
+    program.interrupt()
+    other.order("finish")
+    assert other.expect("left")["done"]
+
+
+@pytest.mark.parametrize("do", ["wait_for_change", "wait_for_change_outside", "read_store"])
+def test_while_in_a_world(meeting: Meeting, do: str) -> None:
+    program = meeting.program(do, 2)
+    other = meeting.node("b", 2)
+    program.expect("placed")
+    other.placed(size=2)
+    program.expect("waits")
+    program.interrupt()
+    assert not other.changed()["closed"]
+    why = other.heard("changed")[0]["why"]
+    assert why.startswith("a withdrew"), why
+
+
+@pytest.mark.parametrize("meeting", ["server", "etcd", "file"], indirect=True)
+def test_while_it_stays_for_the_others(meeting: Meeting) -> None:
+    """It has finished: the others do not mind, whatever becomes of its process.
+
+    A server in the program has no record, and takes what it knows of finishes along (rule 14): it is not asked.
+    """
+    program = meeting.program("finish", 2, rank=0)
+    other = meeting.node("b", 2, rank=1)
+    program.expect("placed", rank=0)
+    other.placed(size=2)
+    program.expect("waits")
+    program.interrupt()
+    assert other.ask("bide", "bided", seconds=1.0)["news"] is False, other.account()
+
+
+@pytest.mark.parametrize("do", ["wait_for_change", "join_again", "wait_for_change_outside", "handler_joins"])
+def test_while_the_server_hangs(stage: Stage, do: str) -> None:
+    server = stage.server()
+    meeting = Meeting(stage, server.endpoint, "run", **FAST, is_host=False)
+    if do == "join_again":
+        program = meeting.program(do, 2)
+        other = meeting.node("b", 2)
+        program.expect("placed")
+        other.placed()
+        other.kill()
+        server.expect("happened", phase="gathering")
+    else:
+        program = meeting.program(do, 1 if do.startswith("wait") else 2)
+    program.expect("waits")
+    server.pause()
+    program.interrupt()
+    server.resume()
