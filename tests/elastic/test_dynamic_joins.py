@@ -26,15 +26,15 @@ def test_a_world_that_broke_before_its_thread_looked_is_a_place_all_the_same(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, other = cast.handler(), cast.handler()
-    changed = slow._member.link.changed
-    wake = changed.notify_all
+    waiters = slow._member.link._waiters
+    wake = waiters.wake
 
     def wake_late() -> None:
         """As on a busy machine: the thread gets its turn when the world is over."""
         if slow._member.view.state is not State.HOLDS:
             wake()
 
-    monkeypatch.setattr(changed, "notify_all", wake_late)
+    monkeypatch.setattr(waiters, "wake", wake_late)
     (joining,) = cast.join(slow)
     until(lambda: slow._member.view.state is State.WAITING and slow._member.link.is_connected)
     cast.meet(other)

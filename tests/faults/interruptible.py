@@ -42,7 +42,7 @@ class Program:
         return MemberHandler(backend, params)
 
     def join(self) -> None:
-        announce("settle")
+        announce("_settle")
         self.enter()
 
     def join_and_log(self) -> None:
@@ -64,13 +64,13 @@ class Program:
             return found(host, *rest, **more)
 
         socket.getaddrinfo = look_up  # type: ignore[assignment]
-        announce("run", "settle")
+        announce("run", "_settle")
         self.enter()
 
     def join_again(self) -> None:
         with self.enter() as place:
             place.changed.wait()
-            announce("settle")
+            announce("_settle")
             place.again()
 
     def wait_for_change(self) -> None:
@@ -95,7 +95,7 @@ class Program:
 
     def handler_joins(self) -> None:
         handler = self.handler()
-        announce("settle")
+        announce("_settle")
         handler.next_rendezvous()
 
     def handler_closes(self) -> None:

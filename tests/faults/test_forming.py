@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint import protocol
 from rallypoint.core.model import Settings
-from rallypoint.core.notices import Broken, Placed
+from rallypoint.core.notices import Broken, KeepWaiting, Placed
 from tests.faults.harness import Server, Stage, by_rank, free_port
 from tests.faults.wire import Wire
 
@@ -174,6 +174,20 @@ def test_a_run_is_closed_while_others_wait_to_join_it(stage: Stage) -> None:
     assert done.done
     for node in (a, b):
         assert node.failed("RendezvousClosedError") == "run 'run' is closed as failed: enough"
+
+
+def test_the_reason_for_a_wait_comes_by_itself_and_before_what_follows_it(stage: Stage) -> None:
+    server = stage.server()
+    with Wire("127.0.0.1", server.port) as wire:
+        wire.hello("run", "a")
+        wire.join("a", 2, 2)
+        assert "1 of at least 2 nodes are here (a)" in wire.expect(KeepWaiting).why
+    with Wire("127.0.0.1", server.port) as wire:
+        wire.hello("another", "a")
+        wire.join("a", 2, 2)
+        wire.say(protocol.Ping())
+        assert isinstance(wire.next(), KeepWaiting)
+        assert isinstance(wire.next(), protocol.Pong)
 
 
 def test_a_node_with_other_bounds_is_refused_with_both_shown(stage: Stage) -> None:

@@ -124,6 +124,27 @@ def test_it_starts_and_stops_within_a_loop() -> None:
     asyncio.run(scene())
 
 
+def test_a_server_is_stopped_before_its_loop_has_got_to_it() -> None:
+    """Connections that queued up until then are told by their end, and the loop serves nobody afterwards."""
+    loop, server, sock = asyncio.new_event_loop(), StoreServer(), listen("127.0.0.1")
+    server.start_on(loop, sock)
+    with dial(server) as line:
+        server.stop()
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert read_to_end(line) == b""
+    assert sock.fileno() == -1
+    loop.close()
+
+
+def test_a_loop_that_is_closed_serves_nobody() -> None:
+    loop, sock = asyncio.new_event_loop(), listen("127.0.0.1")
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        StoreServer().start_on(loop, sock)
+    assert sock.fileno() == -1
+
+
 def test_a_server_starts_once(server: StoreServer) -> None:
     with listen("127.0.0.1") as sock, pytest.raises(StoreError, match="started before"):
         server.start_in_thread(sock)

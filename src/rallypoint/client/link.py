@@ -24,6 +24,7 @@ from rallypoint import protocol
 from rallypoint.client.background import background
 from rallypoint.client.locator import Locator, Target
 from rallypoint.client.session import Session
+from rallypoint.client.waiters import Waiters
 from rallypoint.core.model import EndedIncarnation, Node, Reason
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
@@ -50,7 +51,8 @@ class Link:
     def __init__(self, locator: Locator, session: Session, *, prepare: Prepare, reborn: Callable[[Node], Node]) -> None:
         self._locator = locator
         self._target: Target | None = None
-        self.changed = threading.Condition()
+        self._waiters = Waiters()
+        self._joins_ordered = self._joins_made = 0
         self.tried: list[str] = []
         self._trouble = "no connection was tried yet"
         self._session = session
@@ -76,8 +78,14 @@ class Link:
         return self._session.view
 
     def join(self, timeout_s: float) -> None:
-        """Ask for a place in the next world; the view tells what became of it."""
-        self._background.run(self._join(timeout_s))
+        """Ask for a place in the next world; the view tells what became of it, once the link `is_joining` no more."""
+        self._joins_ordered += 1
+        self._order(lambda: self._join(timeout_s))
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether a join was ordered that the view says nothing of yet."""
+        return self._joins_made < self._joins_ordered
 
     def connect(self) -> None:
         """Connect without joining."""
@@ -160,13 +168,7 @@ class Link:
     def wait(self, until: Callable[[View], bool], deadline: float | None = None) -> bool:
         """Wait until the view is as wanted; False where the deadline passes first."""
         self._background.check()
-        with self.changed:
-            while not until(self.view):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self.changed.wait(left)
-        return True
+        return self._waiters.wait(lambda: until(self.view), deadline)
 
     def close(self) -> None:
         """End the link."""
@@ -186,7 +188,7 @@ class Link:
         """Refuse to be used in a forked child."""
         self._background.check()
 
-    async def _join(self, timeout_s: float) -> None:
+    def _join(self, timeout_s: float) -> None:
         self._session.goodbye = self.refused_by = None
         if self.view.state is State.FENCED:
             self._do(lambda: self._session.reborn(self._reborn(self.view.node)))
@@ -201,6 +203,8 @@ class Link:
         if self._timer is not None:
             # Nodes that join together beat together, and a server that hears many at a time works half as much.
             self._plan_beat()
+        self._joins_made += 1
+        self._waiters.wake()
 
     async def _leave(self, reason: Reason, why: str) -> None:
         self._do(lambda: self._send(self._session.leave(reason, why)))
@@ -226,8 +230,7 @@ class Link:
             self._task.cancel()
         self._send(self._session.parting())
         self._drop()
-        with self.changed:
-            self.changed.notify_all()
+        self._waiters.wake()
 
     def _drop(self) -> None:
         if self._transport is not None:
@@ -426,8 +429,7 @@ class Link:
         before, told = self.view, (self._session.welcomed, self._session.is_heard)
         action()
         if always or (self._session.welcomed, self._session.is_heard) != told or differs(before, self.view):
-            with self.changed:
-                self.changed.notify_all()
+            self._waiters.wake()
 
 
 def differs(before: View, after: View) -> bool:

@@ -309,12 +309,22 @@ class Member:
                 started = time.monotonic()  # the deadline did not run while it stood by (rule 13)
 
     def _settle(self, before: Placed | None, deadline: float) -> bool:
-        """Wait until a join has led to something; a spare waits without a deadline."""
+        """Wait until a join has led to something; a spare waits without a deadline (rule 13)."""
+        stands_by = False
 
         def is_settled(view: View) -> bool:
-            return self._left or self.link.refusal is not None or outcomes.has_led_to_something(view, before)
+            if self._left or self.link.is_joining:
+                return self._left
+            return self.link.refusal is not None or outcomes.has_led_to_something(view, before)
 
-        return outcomes.settle(self.link.wait, is_settled, deadline)
+        def is_settled_or_spare(view: View) -> bool:
+            nonlocal stands_by
+            stands_by = view.state is State.SPARE and not self.link.is_joining
+            return stands_by or is_settled(view)
+
+        if not self.link.wait(is_settled_or_spare, deadline):
+            return False
+        return not stands_by or self.link.wait(is_settled)
 
     def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
         view, link = self.view, self.link
@@ -348,7 +358,7 @@ class Member:
 
     def _take_back(self, failure: BaseException) -> None:
         """A join that failed, for whatever reason, is counted by nobody any more."""
-        if self._left or self.view.state not in _INVOLVED:
+        if self._left or (self.view.state not in _INVOLVED and not self.link.is_joining):
             return
         why = f"its join failed: {failure}"
         if isinstance(failure, RendezvousTimeoutError):

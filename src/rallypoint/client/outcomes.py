@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rallypoint.core.model import Ending
 from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
@@ -14,26 +12,10 @@ _PLACED = (State.HOLDS, State.BROKEN)
 
 _OVER = (State.CLOSED, State.REFUSED, State.FENCED)
 
-IsSo = Callable[[View], bool]
-
 
 def has_led_to_something(view: View, before: Placed | None) -> bool:
     """Whether a join has; `before` is the world that the node was in when it asked."""
     return view.world is not before if view.state in _PLACED else view.state in _OVER
-
-
-def settle(wait: Callable[[IsSo, float | None], bool], is_settled: IsSo, deadline: float) -> bool:
-    """Wait until it is settled what came of a join; a spare waits without a deadline (rule 13)."""
-    stands_by = False
-
-    def is_settled_or_spare(view: View) -> bool:
-        nonlocal stands_by
-        stands_by = view.state is State.SPARE
-        return stands_by or is_settled(view)
-
-    if not wait(is_settled_or_spare, deadline):
-        return False
-    return not stands_by or wait(is_settled, None)
 
 
 def place_in(view: View) -> Placed | None:

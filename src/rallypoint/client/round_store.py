@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
+import rallypoint.stores.connections  # noqa: F401  # serving takes it: loaded now, not while a world waits for its store
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore

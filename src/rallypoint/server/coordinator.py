@@ -441,13 +441,15 @@ class Coordinator:
                 else:
                     # One notice to many is the same object, and is encoded once.
                     data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
-                self._send(caller, data, effects)
+                self._send(caller, data, effects, urgent=not isinstance(said, KeepWaiting))
         if turn.asker in self._callers:
             self._send(turn.asker, protocol.frame(protocol.Done(turn.asked, True, turn.answer)), effects)
 
-    def _send(self, caller: int, data: bytes, effects: Effects) -> None:
+    def _send(self, caller: int, data: bytes, effects: Effects, *, urgent: bool = True) -> None:
         self.messages["sent"] += 1
         self.messages["bytes sent"] += len(data)
+        if urgent:
+            effects.urgent.add(caller)
         effects.sends.append((caller, data))
 
     def _turn_away(self, caller: int, why: str, effects: Effects, *, final: bool = False) -> None:

@@ -44,6 +44,8 @@ class Effects:
     deserted: list[Run] = field(default_factory=list)
     """Runs whose claim is to be given up, because another process may hear the nodes that this one does not (17e)."""
     sends: list[tuple[int, bytes]] = field(default_factory=list)
+    urgent: set[int] = field(default_factory=set)
+    """Callers that are sent more than the reason for a wait, which nobody misses for a moment."""
     hang_ups: list[tuple[int, str]] = field(default_factory=list)
     happenings: list[Happening] = field(default_factory=list)
 

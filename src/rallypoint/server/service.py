@@ -21,6 +21,9 @@ from rallypoint.stores.listening import BACKLOG
 
 log = logging.getLogger("rallypoint.server")
 
+COMPANY_S = 0.02
+"""How long the reason for a wait is kept back: in most rounds a place follows at once, and both go in one piece."""
+
 RESERVE = 128
 """Open files that are kept for other purposes than connections."""
 
@@ -61,6 +64,7 @@ class Service:
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._kept_back: list[_Line] = []
         self._server: asyncio.Server | None = None
         self._is_stopped = False
         self.quiet = asyncio.Event()
@@ -112,8 +116,10 @@ class Service:
             self._state.write(effects, self.recorded)
         for caller, data in _by_caller(effects.sends):
             line = self._lines.get(caller)
-            if line is not None:
+            if line is not None and caller in effects.urgent:
                 line.send(data, self._limits.unread)
+            elif line is not None:
+                self._send_soon(line, data)
         for caller, why in effects.hang_ups:
             line = self._lines.get(caller)
             if line is not None:
@@ -154,6 +160,20 @@ class Service:
         if not self.coordinator.is_attended:
             self.quiet.set()
 
+    def _send_soon(self, line: _Line, data: bytes) -> None:
+        """Send what is not urgent with the next message to the same caller, or a moment later."""
+        if not self._kept_back:
+            self._loop.call_later(COMPANY_S, self._send_kept_back)
+        if not line.kept_back:
+            self._kept_back.append(line)
+        line.kept_back += data
+
+    def _send_kept_back(self) -> None:
+        lines, self._kept_back = self._kept_back, []
+        for line in lines:
+            if line.kept_back and not line.transport.is_closing():
+                line.send(b"", self._limits.unread)
+
     def _tick(self) -> None:
         self._timer = None
         self.perform(self.coordinator.tick(time.monotonic()))
@@ -187,6 +207,7 @@ class _Line(asyncio.BufferedProtocol):
         self._number = 0
         self.peer = ""
         self.is_local = False
+        self.kept_back = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -206,8 +227,9 @@ class _Line(asyncio.BufferedProtocol):
         self._service.ended(self._number)
 
     def send(self, data: bytes, limit: int) -> None:
-        """Send, unless the peer has stopped reading long ago."""
-        self.transport.write(data)
+        """Send, after what was kept back, unless the peer has stopped reading long ago."""
+        self.transport.write(self.kept_back + data)
+        self.kept_back = b""
         if self.transport.get_write_buffer_size() > limit:
             log.warning("hung up on %s: it does not read what it is sent", self.peer)
             self.transport.abort()

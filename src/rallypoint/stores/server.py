@@ -79,12 +79,25 @@ class StoreServer:
         self._loop.add_reader(listener, self._turn)
 
     def start_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """Serves on an event loop that runs in another thread; returns as soon as it does."""
-        import asyncio
+        """Serves on an event loop that runs in another thread.
 
+        It returns at once: connections queue up on the socket until the loop gets to it.
+        """
         if _running_loop() is loop:
-            raise StoreError("this is the event loop's own thread, which must not block: await start() instead")
-        asyncio.run_coroutine_threadsafe(self.start(sock), loop).result()
+            raise StoreError("this is the event loop's own thread: await start() instead")
+        listener = self._open(sock)
+        self._loop = loop
+
+        def begin() -> None:
+            if not self._stopped:
+                loop.add_reader(listener, self._turn)
+
+        try:
+            loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # the loop was closed
+            self._stopped = True
+            listener.close()
+            raise
 
     def start_in_thread(self, sock: socket.socket) -> None:
         """Serves in a thread of its own, which ends with `stop` or with the process."""
