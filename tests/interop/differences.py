@@ -87,12 +87,6 @@ DIFFERENCES: dict[str, Difference] = {
         "a second and a half",
         "seconds are not always whole",
     ),
-    "unknown option": Difference(
-        "an option that nobody knows, through the registry's `c10d`",
-        "ignored",
-        "`ValueError` with the nearest name",
-        "a typing error should not wait for its consequences",
-    ),
     "blank path": Difference(
         "`store_type=file` with a blank endpoint",
         "a file whose name is blanks, in the working directory",

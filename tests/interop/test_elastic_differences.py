@@ -195,16 +195,6 @@ def test_fractions_of_seconds() -> None:
     assert outcomes == ["ValueError", ""]
 
 
-@shows("unknown option")
-def test_an_unknown_option(tmp_path: Path) -> None:
-    outcomes = []
-    for name in ("torch", "rallypoint"):
-        library = Library(name)
-        params = library.params("c10d", str(tmp_path / name), store_type="file", join_timout=3)
-        outcomes.append(fails(lambda: library.registry.get_rendezvous_handler(params)))  # noqa: B023
-    assert outcomes == ["", "ValueError"]
-
-
 @shows("blank path")
 def test_a_blank_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from rallypoint.elastic.options import as_bool, as_int, did_you_mean
+from rallypoint.elastic.options import as_bool, did_you_mean
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -85,16 +85,15 @@ class RendezvousParameters:
             ) from None
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """An option as a whole number; ValueError when it is not one."""
+        """An option as `int()` takes it: a fraction loses what is behind the point; ValueError for what is no number."""
         value = self.get(key, default)
         if value is None:
             return None
         try:
-            return as_int(value)
-        except ValueError:
-            raise ValueError(
-                f"The option {key!r} is {value!r}, but should be a whole number, for example 30."
-            ) from None
+            return int(value)
+        except (TypeError, ValueError, OverflowError) as exc:
+            kind = TypeError if isinstance(exc, TypeError) else ValueError
+            raise kind(f"The option {key!r} is {value!r}, but should be a whole number, for example 30.") from None
 
 
 class RendezvousStoreInfo(msgspec.Struct):

@@ -50,7 +50,7 @@ READ_TIMEOUT = seconds("read_timeout", 60.0, "how long a call to the TCP store m
 IS_HOST = flag("is_host", None, "whether this process serves the TCP store")
 OPTIONS = (STORE_TYPE, READ_TIMEOUT, IS_HOST)
 
-_FAILURES = (StoreError, RuntimeError, OSError, LookupError)
+_FAILURES = (StoreError, RuntimeError, OSError, LookupError, ValueError)
 """What the stores of ours and of torch raise when they cannot be reached."""
 
 
@@ -76,6 +76,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         # A connection of its own: whoever waits for a key has the other one to itself.
         self._store = store.clone() if self._has_own else store
         self._key = f"{C10D_PREFIX}{run_id}"
+        self._put_place_holder()
 
     @property
     def name(self) -> str:
@@ -84,20 +85,22 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """The document and its token, or None."""
-        # Puts the place-holder there if nothing is, and reads what is there if something is.
-        return self._decode(self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode())))
+        # Changes nothing; and unlike `get`, it does not wait where the store was emptied.
+        return self._decode(self._swap(C10D_NOTHING, C10D_NOTHING))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write if the token is still that of what is there, or, without one, if nothing is."""
-        if token is not None and not isinstance(token, bytes):
+        if token and not isinstance(token, bytes):
             there = self.get_state()
             return None if there is None else (*there, False)
-        desired = b64encode(state)
-        if token is None or token == desired:
-            # A store says the same of a key that is missing as of one that has this very value.
-            self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode()))
-        expected = C10D_NOTHING if token is None else token
-        stored = self._call(lambda store: store.compare_set(self._key, expected.decode(), desired.decode()))
+        expected, desired = token or C10D_NOTHING, b64encode(state)
+        if expected == desired and self.get_state() is None:
+            return None  # a store says the same of a key that is missing as of one that has this very value
+        stored = self._swap(expected, desired)
+        if stored == C10D_NOTHING != desired and not token:
+            # Not even the place-holder is there: the store was emptied.
+            self._put_place_holder()
+            stored = self._swap(expected, desired)
         if stored == desired:
             return state, desired, True
         if stored == expected:
@@ -112,6 +115,13 @@ class C10dRendezvousBackend(RendezvousBackend):
             if isinstance(store, (TcpStore, FileStore)) and store is not self.served:
                 store.close()
         self._store = self._given = self.served = None
+
+    def _put_place_holder(self) -> None:
+        """Put the place-holder there if nothing is, as PyTorch does; a store that cannot be used says so by that."""
+        self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode()))
+
+    def _swap(self, expected: bytes, desired: bytes) -> bytes:
+        return self._call(lambda store: store.compare_set(self._key, expected.decode(), desired.decode()))
 
     def _decode(self, stored: bytes) -> tuple[bytes, Token] | None:
         return None if stored == C10D_NOTHING else (decode_document(stored, self._key), stored)
@@ -178,8 +188,8 @@ def hosted_backend(store: Any, served: Any | None, run_id: str) -> C10dRendezvou
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """The creator of the backend `c10d`; an option that nobody knows is a ValueError."""
-    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS))
+    """The creator of the backend `c10d`; an option that nobody knows is warned of, and ignored."""
+    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)
     backend, store = create_backend(params)
     return create_dynamic_handler(store, backend, params)
 

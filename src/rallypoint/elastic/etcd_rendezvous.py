@@ -17,8 +17,8 @@ from rallypoint.elastic import etcd_protocol as protocol
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.etcd_barrier import Barrier, Seat
 from rallypoint.elastic.etcd_lease import Lease
-from rallypoint.elastic.etcd_v2_client import PROTOCOL, certificates, connect, make_client, parse_endpoints
-from rallypoint.elastic.options import read_options, seconds, text
+from rallypoint.elastic.etcd_v2_client import certificates, connect, make_client, parse_endpoints
+from rallypoint.elastic.options import choice, read_options, seconds, text
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
@@ -35,9 +35,10 @@ __all__ = [
 ]
 
 BACKEND = "etcd"
-TIMEOUT = seconds("timeout", 600.0, "how long a rendezvous may take")
+TIMEOUT = seconds("timeout", 600.0, "how long a rendezvous may take", or_zero=True)
 LAST_CALL = seconds("last_call_timeout", 30.0, "how long more nodes are waited for once min are here", or_zero=True)
-PREFIX = text("etcd_prefix", "/torchelastic/p2p", "the directory of etcd's under which all runs are")
+PREFIX = text("etcd_prefix", "/torchelastic/p2p", "the directory of etcd's under which all runs are", or_empty=True)
+PROTOCOL = choice("protocol", ("http", "https"), "http", "how etcd is reached", exact=True)
 CERT, KEY, CA_CERT = certificates("cert", "key", "cacert")
 OPTIONS = (TIMEOUT, LAST_CALL, PREFIX, PROTOCOL, CERT, KEY, CA_CERT)
 
@@ -75,7 +76,8 @@ class EtcdRendezvous:
         self._make_store = EtcdStore
         self._timeout_s = timeout
         self._keys = Keys.of(client)
-        self._root = f"/{prefix.strip('/')}/run_{run_id}"
+        folder = prefix.strip("/")
+        self._root = f"/{folder}/run_{run_id}" if folder else f"/run_{run_id}"
         self._barrier = Barrier(
             self._keys, self._root, run_id, num_min_workers, num_max_workers, last_call_s=last_call_timeout
         )
@@ -280,7 +282,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     if "://" in (params.endpoint or ""):
         params = parameters_from_url(params.endpoint, params)
     try:
-        options = read_options(BACKEND, params.config, OPTIONS)
+        options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
         client = make_client(
             parse_endpoints(params.endpoint),
             protocol=options[PROTOCOL],
@@ -288,7 +290,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
             key=options[KEY],
             ca=options[CA_CERT],
         )
-        connect(client, options[TIMEOUT], f"etcd at {params.endpoint or 'localhost'}")
+        connect(client, options[TIMEOUT] or TIMEOUT.default, f"etcd at {params.endpoint or 'localhost'}")
         rendezvous = EtcdRendezvous(
             client,
             options[PREFIX],

@@ -75,14 +75,29 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return None if node is None else self._decode(node)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write if the token is still that of what is there, or, without one, if nothing is."""
-        if token is None or (isinstance(token, int) and not isinstance(token, bool)):
-            text = b64encode(state).decode()
-            swapped = self._call(lambda term: self._keys.swap(self._path, text, term, index=token, ttl_s=self._ttl_s))
-            if swapped.done:
-                self._prolong_at = self._next_prolonging()
-                return state, swapped.modified, True
+        """Write if the token is still that of what is there, or, without one, if nothing is.
+
+        A token is whatever `int()` takes; anything else fits nothing.  RendezvousConnectionError for a token where nothing
+        is there at all.
+        """
+        try:
+            index = int(token) if token else None
+        except (TypeError, ValueError, OverflowError):
+            there = self.get_state()
+            return None if there is None else (*there, False)
+        text = b64encode(state).decode()
+        swapped = self._call(
+            lambda term: self._keys.swap(self._path, text, term, index=index or None, ttl_s=self._ttl_s)
+        )
+        if swapped.done:
+            self._prolong_at = self._next_prolonging()
+            return state, swapped.modified, True
         there = self.get_state()
+        if there is None and index:
+            raise RendezvousConnectionError(
+                f"the document of the run cannot be changed: it is not at {self._path} any more, because it has expired or "
+                f"was deleted"
+            )
         return None if there is None else (*there, False)
 
     def _decode(self, node: Node) -> tuple[bytes, Token]:
@@ -130,7 +145,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """The creator of the backend `etcd-v2`; an option that nobody knows is a ValueError."""
-    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS))
+    """The creator of the backend `etcd-v2`; an option that nobody knows is warned of, and ignored."""
+    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)
     backend, store = create_backend(params)
     return create_dynamic_handler(store, backend, params)

@@ -23,9 +23,9 @@ _REACH_S = 3.0
 def certificates(cert: str, key: str, ca: str) -> tuple[Any, Any, Any]:
     """The options for files of certificates, under the names that a backend has for them."""
     return (
-        text(cert, None, "the file with this client's certificate, with https"),
-        text(key, None, "the file with the key of that certificate"),
-        text(ca, None, "the file with the certificates that etcd's own is signed by"),
+        text(cert, None, "the file with this client's certificate, with https", or_empty=True),
+        text(key, None, "the file with the key of that certificate", or_empty=True),
+        text(ca, None, "the file with the certificates that etcd's own is signed by", or_empty=True),
     )
 
 

@@ -92,8 +92,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
     """The creator of the backend `static`: wants `rank` among the options and host:port as the endpoint."""
     if params.config.get("rank") is None:
         raise ValueError("The option 'rank' is missing: each node of a static run says which one it is (--node-rank).")
-    known = {option.name for option in OPTIONS}
-    options = read_options(BACKEND, {name: v for name, v in params.config.items() if name in known}, OPTIONS)
+    options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
     endpoint = (params.endpoint or "").strip()
     if not endpoint:
         raise ValueError(
