@@ -222,10 +222,12 @@ def take_part(mine):
     watching.start()
     assert mine.shutdown()
     watching.join(20)
-    print("over" if not watching.is_alive() else "watched for ever")
+    ends.append("over" if not watching.is_alive() else "watched for ever")
+ends = []
 threads = [threading.Thread(target=take_part, args=(mine,)) for mine in pair]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
+print(*ends)
 """
 
 

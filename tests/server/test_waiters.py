@@ -50,7 +50,7 @@ def test_a_thread_that_is_overtaken_by_another_change_waits_on() -> None:
     watched = Watched(3)
     with watched.waiters._lock:  # it cannot look now
         (waiter,) = watched.waiters._waiters
-        waiter.woken.set()
+        waiter.asleep.release()
     until(lambda: watched.waiters._waiters != [waiter] and watched.waiters._waiters)
     assert watched.answer is None
     watched.change(3)

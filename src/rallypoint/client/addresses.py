@@ -53,3 +53,12 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an address, and no name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
 
 from rallypoint import protocol
+from rallypoint.client.addresses import is_address
 from rallypoint.client.background import background
 from rallypoint.client.locator import Locator, Target
+from rallypoint.client.probe import what_answers
 from rallypoint.client.session import Session
 from rallypoint.client.waiters import Waiters
 from rallypoint.core.model import EndedIncarnation, Node, Reason
@@ -35,7 +36,6 @@ log = logging.getLogger("rallypoint.link")
 
 FIRST_RETRY_S = 0.02
 CONNECT_S = 5.0
-ASK_S = 1.0
 
 
 Prepare = Callable[[Node, Callable[[], str]], Node]
@@ -77,10 +77,13 @@ class Link:
         """What the node knows at the moment."""
         return self._session.view
 
-    def join(self, timeout_s: float) -> None:
-        """Ask for a place in the next world; the view tells what became of it, once the link `is_joining` no more."""
-        self._joins_ordered += 1
-        self._order(lambda: self._join(timeout_s))
+    def join(self, timeout_s: float, unless: Callable[[], bool]) -> None:
+        """Ask for a place in the next world, unless that is of no use by then.
+
+        The view tells what became of it, once the link `is_joining` no more.
+        """
+        number = self._joins_ordered = self._joins_ordered + 1
+        self._order(lambda: self._join(number, timeout_s, unless))
 
     @property
     def is_joining(self) -> bool:
@@ -188,7 +191,18 @@ class Link:
         """Refuse to be used in a forked child."""
         self._background.check()
 
-    def _join(self, timeout_s: float) -> None:
+    def _join(self, number: int, timeout_s: float, unless: Callable[[], bool]) -> None:
+        try:
+            if not unless():
+                self._ask_for_place(timeout_s)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, it belongs to the thread that joins
+            self.refused_by = exc
+            self._refuse(str(exc) or repr(exc))
+        finally:
+            self._joins_made = number
+            self._waiters.wake()
+
+    def _ask_for_place(self, timeout_s: float) -> None:
         self._session.goodbye = self.refused_by = None
         if self.view.state is State.FENCED:
             self._do(lambda: self._session.reborn(self._reborn(self.view.node)))
@@ -203,8 +217,6 @@ class Link:
         if self._timer is not None:
             # Nodes that join together beat together, and a server that hears many at a time works half as much.
             self._plan_beat()
-        self._joins_made += 1
-        self._waiters.wake()
 
     async def _leave(self, reason: Reason, why: str) -> None:
         self._do(lambda: self._send(self._session.leave(reason, why)))
@@ -240,6 +252,7 @@ class Link:
         """Connect, stay, and connect again with a growing pause; beat all the while."""
         self._plan_beat()
         pause = FIRST_RETRY_S
+        is_wanted = False
         try:
             while not self._closed and self.refusal is None:
                 line = _Line(self)
@@ -249,13 +262,19 @@ class Link:
                     welcomed = await line.ended
                     pause = FIRST_RETRY_S if welcomed and self._turned_away is None else pause
                     if self._gave_up and not welcomed and not self.view.incarnation:
-                        self._trouble += await _what_answers(self._target) if self._target is not None else ""
+                        self._trouble += await what_answers(self._target) if self._target is not None else ""
                 except (OSError, UnicodeError, asyncio.TimeoutError) as exc:
                     self._failed(exc)
                 pause = await self._pause(pause)
+        except asyncio.CancelledError:
+            # Whoever joined since the refusal that ended this wants to know whether it still holds.
+            is_wanted = not self._closed and self.refusal is None
+            raise
         finally:
             self._stop_beating()
             self._task = None
+            if is_wanted:
+                self._start()
 
     async def _pause(self, pause_s: float) -> float:
         """Pause between two attempts to connect; how long the next pause is.
@@ -283,7 +302,7 @@ class Link:
 
     async def _connect_to(self, host: str, port: int, line: _Line) -> None:
         loop = asyncio.get_running_loop()
-        if not _is_address(host):
+        if not is_address(host):
             # Names are looked up anew each time: they may come late, and they may change.
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             self.tried = [str(address[0]) for *_, address in found]
@@ -441,32 +460,8 @@ def differs(before: View, after: View) -> bool:
     )
 
 
-async def _what_answers(target: Target) -> str:
-    """What it is that took a connection and never spoke, where that can be found out by asking as others do."""
-    try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(target.hosts[0], target.port), ASK_S)
-    except (OSError, UnicodeError, asyncio.TimeoutError):
-        return ""
-    try:
-        writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        said = await asyncio.wait_for(reader.read(64), ASK_S)
-    except (OSError, asyncio.TimeoutError):
-        return ""
-    finally:
-        writer.close()
-    return ": an HTTP server is there" if said.startswith(b"HTTP/") else ""
-
-
 def _ask_peers(seal_id: str, start: int, number: int) -> protocol.AskPeers:
     return protocol.AskPeers(number, seal_id, start)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 _BUFFER = memoryview(bytearray(64 * 1024))

@@ -212,7 +212,7 @@ class Member:
         elif reason is Reason.FINISHED and self.view.world is None:
             reason = Reason.WITHDREW  # who was never in a world has finished nothing, and nobody waits for its word
         self._stays = (f"the authority at {self.link.where()} has yet to acknowledge that this node leaves", deadline)
-        if self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
+        if self.link.is_joining or self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             if not self._finished:
                 self.link.leave(reason, why)
             # A process that ends too early is taken for a lost one.
@@ -301,7 +301,7 @@ class Member:
     def _join(self, started: float, timeout_s: float) -> Placed:
         before = self.view.world
         while True:
-            self.link.join(max(started + timeout_s - time.monotonic(), 0.001))
+            self.link.join(max(started + timeout_s - time.monotonic(), 0.001), lambda: self._left)
             settled = self._settle(before, started + timeout_s)
             if not settled or self.view.state is not State.FENCED or self._left:
                 return self._outcome(settled, time.monotonic() - started)
@@ -358,7 +358,8 @@ class Member:
 
     def _take_back(self, failure: BaseException) -> None:
         """A join that failed, for whatever reason, is counted by nobody any more."""
-        if self._left or (self.view.state not in _INVOLVED and not self.link.is_joining):
+        # Whether it is under way is asked first: the loop may make the join between the two questions.
+        if self._left or (not self.link.is_joining and self.view.state not in _INVOLVED):
             return
         why = f"its join failed: {failure}"
         if isinstance(failure, RendezvousTimeoutError):

@@ -14,14 +14,16 @@ from contextlib import suppress
 class _Waiter:
     def __init__(self, until: Callable[[], bool]) -> None:
         self.until = until
-        self.woken = threading.Event()
+        # A plain lock and no Event: an Event that is interrupted, as by Ctrl-C, may keep its own lock.
+        self.asleep = threading.Lock()
+        self.asleep.acquire()
 
 
 class Waiters:
     """The threads that wait for one thing to change."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may look while its thread does
         self._waiters: list[_Waiter] = []
 
     def wait(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
@@ -31,12 +33,12 @@ class Waiters:
         """
         while True:
             waiter = _Waiter(until)
-            with self._lock:
-                if until():
-                    return True
-                self._waiters.append(waiter)
             try:
-                if not waiter.woken.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                with self._lock:
+                    if until():
+                        return True
+                    self._waiters.append(waiter)
+                if not waiter.asleep.acquire(timeout=_left_s(deadline)):
                     return until()
             finally:
                 with self._lock, suppress(ValueError):
@@ -47,4 +49,9 @@ class Waiters:
         with self._lock:
             for waiter in [each for each in self._waiters if each.until()]:
                 self._waiters.remove(waiter)
-                waiter.woken.set()
+                waiter.asleep.release()
+
+
+def _left_s(deadline: float | None) -> float:
+    """How long a lock is waited for; -1 is for ever."""
+    return -1 if deadline is None else min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
