@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.torch_bridge import presence
 
 __all__ = [
     "RendezvousClosedError",
@@ -147,8 +148,18 @@ class RendezvousInfo(msgspec.Struct, frozen=True, eq=False):
     bootstrap_store_info: RendezvousStoreInfo | None
 
 
+H = TypeVar("H", bound="RendezvousHandler")
+
+
 class RendezvousHandler(ABC):
-    """A node's side of a run. Every method may be called from any thread."""
+    """A node's side of a run. Every method may be called from any thread.
+
+    Where the program has imported torch, it counts as a handler of torch's too.
+    """
+
+    def __new__(cls: type[H], *args: Any, **kwargs: Any) -> H:
+        presence.greet(cls)
+        return super().__new__(cls)
 
     @abstractmethod
     def get_backend(self) -> str:

@@ -36,7 +36,7 @@ from rallypoint.elastic.utils import _matches_machine_hostname, parse_rendezvous
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.stores import FileStore, StoreServer, TcpStore, listen
 from rallypoint.stores.errors import StoreError
-from rallypoint.torch_bridge import stores_c10d
+from rallypoint.torch_bridge import presence, stores_c10d
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend", "create_handler"]
 
@@ -83,11 +83,13 @@ class C10dRendezvousBackend(RendezvousBackend):
         """The backend's name."""
         return BACKEND
 
+    @presence.in_torch_words_too
     def get_state(self) -> tuple[bytes, Token] | None:
         """The document and its token, or None."""
         # Changes nothing; and unlike `get`, it does not wait where the store was emptied.
         return self._decode(self._swap(C10D_NOTHING, C10D_NOTHING))
 
+    @presence.in_torch_words_too
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write if the token is still that of what is there, or, without one, if nothing is."""
         if token and not isinstance(token, bytes):
@@ -116,6 +118,7 @@ class C10dRendezvousBackend(RendezvousBackend):
                 store.close()
         self._store = self._given = self.served = None
 
+    @presence.in_torch_words_too
     def _put_place_holder(self) -> None:
         """Put the place-holder there if nothing is, as PyTorch does; a store that cannot be used says so by that."""
         self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode()))
@@ -154,6 +157,7 @@ def _check_listening(store: Any) -> None:
     socket.create_connection((inner.host, inner.port), PROBE_S).close()
 
 
+@presence.in_torch_words_too
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """The backend and its store, as the parameters ask for them: torch's own stores where torch is installed."""
     known, with_torch = {option.name for option in OPTIONS}, stores_c10d.has_torch()
@@ -187,6 +191,7 @@ def hosted_backend(store: Any, served: Any | None, run_id: str) -> C10dRendezvou
     return backend
 
 
+@presence.in_torch_words_too
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """The creator of the backend `c10d`; an option that nobody knows is warned of, and ignored."""
     read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)

@@ -43,6 +43,7 @@ from rallypoint.elastic.round_stores import STORE, store_server
 from rallypoint.errors import RendezvousError
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.stores import PrefixStore
+from rallypoint.torch_bridge import presence
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 __all__ = [
@@ -222,6 +223,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         """Whether the workers may use the store that rank 0 serves, instead of starting another."""
         return _shares_store()
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         placed = self._member.join(self._settings.timeout.join.total_seconds())
@@ -233,6 +235,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         part = prefix_store if is_torch_store(self._store) else PrefixStore
         return RendezvousInfo(part(prefix, self._store), placed.rank, placed.size, info)
 
+    @presence.in_torch_words_too
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
         return self._member.leave(reason_to_leave())
@@ -244,6 +247,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         self._member.stop()
 
 
+@presence.in_torch_words_too
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler as the parameters ask for it; options of others in their configuration are left alone."""
     try:

@@ -24,6 +24,7 @@ from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys, step_back
 from rallypoint.stores.etcd_v2_watch import wait_for_event
+from rallypoint.torch_bridge import presence
 
 __all__ = [
     "EtcdRendezvous",
@@ -216,6 +217,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """The backend's name."""
         return BACKEND
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         while True:
@@ -226,15 +228,18 @@ class EtcdRendezvousHandler(RendezvousHandler):
                 events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
                 return RendezvousInfo(store, rank, size, info)
 
+    @presence.in_torch_words_too
     def is_closed(self) -> bool:
         """Whether the run is closed; where there is no state, it is not."""
         state = self._rendezvous.current_state()
         return state is not None and state["status"] == protocol.CLOSED
 
+    @presence.in_torch_words_too
     def set_closed(self) -> None:
         """Close the run for everybody."""
         self._rendezvous.set_closed()
 
+    @presence.in_torch_words_too
     def num_nodes_waiting(self) -> int:
         """How many wait for the next version; at least 1 where this node's own was given up by those who waited.
 
@@ -246,6 +251,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """The run's name."""
         return self._rendezvous.run_id
 
+    @presence.in_torch_words_too
     def shutdown(self) -> bool:
         """Close the run, as PyTorch's does; whether that went well."""
         self._rendezvous.leave()
@@ -274,6 +280,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             store.set_timeout(patience)
 
 
+@presence.in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The creator of the backend `etcd`.
 

@@ -29,6 +29,7 @@ from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import Keys, Node
+from rallypoint.torch_bridge import presence
 
 __all__ = ["EtcdRendezvousBackend", "create_backend", "create_handler"]
 
@@ -63,6 +64,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         """The backend's name."""
         return BACKEND
 
+    @presence.in_torch_words_too
     def get_state(self) -> tuple[bytes, Token] | None:
         """The document and its token, or None."""
         node = self._call(lambda term: self._keys.read(self._path, term)).node
@@ -74,6 +76,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
             node = self._call(lambda term: self._keys.read(self._path, term)).node
         return None if node is None else self._decode(node)
 
+    @presence.in_torch_words_too
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write if the token is still that of what is there, or, without one, if nothing is.
 
@@ -114,6 +117,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return time.monotonic() + self._ttl_s * random.uniform(0.2, 0.4)
 
 
+@presence.in_torch_words_too
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Any]:
     """The backend and a store beside it, as the parameters ask for them; RendezvousConnectionError without etcd.
 
@@ -144,6 +148,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     return backend, store
 
 
+@presence.in_torch_words_too
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """The creator of the backend `etcd-v2`; an option that nobody knows is warned of, and ignored."""
     read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)

@@ -20,6 +20,7 @@ from rallypoint.elastic.api import (
     RendezvousParameters,
     rendezvous_handler_registry,
 )
+from rallypoint.torch_bridge import presence
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,6 +43,7 @@ _OURS = {
 }
 
 
+@presence.in_torch_words_too
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for the run that `params` describe, made by the backend that they name."""
     return rendezvous_handler_registry.create_handler(params)

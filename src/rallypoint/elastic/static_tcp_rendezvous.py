@@ -12,7 +12,7 @@ from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError
-from rallypoint.torch_bridge import stores_c10d
+from rallypoint.torch_bridge import presence, stores_c10d
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
@@ -48,6 +48,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         """The workers use the store that rank 0 serves."""
         return True
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """This node's place, which is as it was given; waits for the store only."""
         if self._store is None:
@@ -88,6 +89,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             ) from exc
 
 
+@presence.in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
     """The creator of the backend `static`: wants `rank` among the options and host:port as the endpoint."""
     if params.config.get("rank") is None:
