@@ -39,7 +39,8 @@ def in_torch_words_too(function: Callable[P, T]) -> Callable[P, T]:
 
             if is_torchs(exc):
                 raise
-            raise in_torch_words(exc) from exc
+            # The same error with another class: it has the same cause, and no other one.
+            raise in_torch_words(exc).with_traceback(exc.__traceback__) from exc.__cause__
 
     return speak
 
