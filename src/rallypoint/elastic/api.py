@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.options import as_bool, as_int, did_you_mean
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -34,8 +35,11 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousStoreInfo",
     "RendezvousTimeoutError",
+    "get_free_port",
     "rendezvous_handler_registry",
 ]
+
+__getattr__ = lazy_names(__name__, "Store")
 
 
 class RendezvousParameters:
