@@ -8,10 +8,10 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import msgspec
-
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.options import as_bool, did_you_mean
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -21,7 +21,6 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.torch_bridge import presence
 
 __all__ = [
     "RendezvousClosedError",
@@ -36,8 +35,11 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousStoreInfo",
     "RendezvousTimeoutError",
+    "get_free_port",
     "rendezvous_handler_registry",
 ]
+
+__getattr__ = lazy_names(__name__, "Store")
 
 
 class RendezvousParameters:
@@ -97,7 +99,8 @@ class RendezvousParameters:
             raise kind(f"The option {key!r} is {value!r}, but should be a whole number, for example 30.") from None
 
 
-class RendezvousStoreInfo(msgspec.Struct):
+@dataclass
+class RendezvousStoreInfo:
     """Where the workers of a round find each other: the address and port that become MASTER_ADDR and MASTER_PORT."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
@@ -115,7 +118,7 @@ class RendezvousStoreInfo(msgspec.Struct):
         """
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, (local_addr or socket.gethostname()).encode())
-            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or _free_port()).encode())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()).encode())
         address: bytes = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY)
         port: bytes = store.get(RendezvousStoreInfo.MASTER_PORT_KEY)
         try:
@@ -128,7 +131,7 @@ class RendezvousStoreInfo(msgspec.Struct):
             ) from exc
 
 
-def _free_port() -> int:
+def get_free_port() -> int:
     """A port that was free a moment ago; another process may take it before it is bound again."""
     if socket.has_dualstack_ipv6():
         server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -139,27 +142,46 @@ def _free_port() -> int:
     return port
 
 
-class RendezvousInfo(msgspec.Struct, frozen=True, eq=False):
+class RendezvousInfo:
     """A node's place in a sealed world: the round's store (as c10d has them), its rank, and how many there are."""
 
-    store: Any
-    rank: int
-    world_size: int
-    bootstrap_store_info: RendezvousStoreInfo | None
+    def __init__(
+        self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
 
+    @property
+    def store(self) -> Any:
+        """The store that the nodes of this round share."""
+        return self._store
 
-H = TypeVar("H", bound="RendezvousHandler")
+    @property
+    def rank(self) -> int:
+        """This node's number in the world, from 0."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many nodes the world has."""
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
+        """Where the workers find each other; None where the handler does not say."""
+        return self._bootstrap_store_info
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(store={self._store!r}, rank={self._rank}, world_size={self._world_size}, "
+            f"bootstrap_store_info={self._bootstrap_store_info!r})"
+        )
 
 
 class RendezvousHandler(ABC):
-    """A node's side of a run. Every method may be called from any thread.
-
-    Where the program has imported torch, it counts as a handler of torch's too.
-    """
-
-    def __new__(cls: type[H], *args: Any, **kwargs: Any) -> H:
-        presence.greet(cls)
-        return super().__new__(cls)
+    """A node's side of a run. Every method may be called from any thread."""
 
     @abstractmethod
     def get_backend(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -30,15 +31,34 @@ from rallypoint.elastic.dynamic_rendezvous import (
     create_handler as create_dynamic_handler,
 )
 from rallypoint.elastic.endpoints import DEFAULT_PORT
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.options import choice, flag, read_options, seconds
 from rallypoint.elastic.store_probe import NotAStoreError, wait_for_store
 from rallypoint.elastic.utils import _matches_machine_hostname, parse_rendezvous_endpoint
-from rallypoint.errors import RendezvousConnectionError, RendezvousError
-from rallypoint.stores import FileStore, StoreServer, TcpStore, listen
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.stores import FileStore as OurFileStore
+from rallypoint.stores import StoreServer, TcpStore, listen
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge import presence, stores_c10d
 
-__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend", "create_handler"]
+__all__ = [
+    "DEFAULT_PORT",
+    "C10dRendezvousBackend",
+    "RendezvousBackend",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "Token",
+    "create_backend",
+    "create_handler",
+    "logger",
+    "parse_rendezvous_endpoint",
+]
+
+__getattr__ = lazy_names(__name__, "FileStore", "NodeState", "Store", "TCPStore", "construct_and_record_rdzv_event")
+
+logger = logging.getLogger("rallypoint")
 
 BACKEND = "c10d"
 FILE_TIMEOUT = timedelta(seconds=300)
@@ -114,7 +134,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def close(self) -> None:
         """Let go of the store; its server, where this process has that, ends with the last that uses it."""
         for store in (self._store, self._given):
-            if isinstance(store, (TcpStore, FileStore)) and store is not self.served:
+            if isinstance(store, (TcpStore, OurFileStore)) and store is not self.served:
                 store.close()
         self._store = self._given = self.served = None
 
@@ -303,7 +323,7 @@ def file_store(path: str, *, with_torch: bool) -> Any:
     if not folder.is_dir():
         raise RendezvousError(f"the store's file {path} cannot be made: there is no folder {folder}")
     try:
-        return stores_c10d.file_store(path) if with_torch else FileStore(path, timeout=FILE_TIMEOUT)
+        return stores_c10d.file_store(path) if with_torch else OurFileStore(path, timeout=FILE_TIMEOUT)
     except _FAILURES as exc:
         raise RendezvousConnectionError(f"the file store {path} cannot be opened: {_first_line(exc)}") from exc
 

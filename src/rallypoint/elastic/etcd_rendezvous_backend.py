@@ -7,7 +7,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint import events
 from rallypoint.elastic.api import RendezvousParameters
@@ -24,14 +24,32 @@ from rallypoint.elastic.dynamic_rendezvous import (
     create_handler as create_dynamic_handler,
 )
 from rallypoint.elastic.etcd_v2_client import PROTOCOL, certificates, connect, make_client, parse_endpoints
+from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
 from rallypoint.elastic.options import read_options, seconds
-from rallypoint.errors import RendezvousConnectionError
+from rallypoint.elastic.utils import parse_rendezvous_endpoint
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import Keys, Node
 from rallypoint.torch_bridge import presence
 
-__all__ = ["EtcdRendezvousBackend", "create_backend", "create_handler"]
+if TYPE_CHECKING:
+    from rallypoint.elastic.etcd_store import EtcdStore
+
+__all__ = [
+    "EtcdRendezvousBackend",
+    "EtcdStore",
+    "RendezvousBackend",
+    "RendezvousConnectionError",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "Token",
+    "create_backend",
+    "create_handler",
+    "parse_rendezvous_endpoint",
+]
+
+__getattr__ = lazy_names(__name__, "Store", "etcd", "urllib3", EtcdStore=ETCD_STORE)
 
 BACKEND = "etcd-v2"
 STORE = "/torch/elastic/store"

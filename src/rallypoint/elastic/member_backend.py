@@ -154,6 +154,7 @@ class MemberHandler(HandlerOnMembership):
         self._backend = params.backend
         self._member: Member
         self._member, self._join_timeout_s = backend.open(params)
+        presence.greet(type(self))
 
     def get_backend(self) -> str:
         """The backend's name."""
