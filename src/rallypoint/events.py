@@ -17,7 +17,7 @@ from typing import Any
 
 log = logging.getLogger("rallypoint.events")
 
-__all__ = ["Event", "record", "subscribe", "write_json_lines"]
+__all__ = ["Event", "add_listener", "record", "subscribe", "write_json_lines"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,13 @@ def _tell(listener: Listener, event: Event) -> None:
         listener(event)
     except Exception:
         log.exception("a subscriber to events failed on %s", event)
+
+
+def add_listener(listener: Listener) -> None:
+    """Let a function hear of every event from now on, once however often it is added."""
+    with _lock:
+        if listener not in _listeners:
+            _listeners.append(listener)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
 from threading import Condition
 from typing import Any
 
-import msgspec
 import pytest
 
 import rallypoint.elastic
@@ -102,16 +103,18 @@ def test_what_is_no_truth_is_refused_with_the_option_and_the_value(value: object
     assert repr(value) in str(refusal.value)
 
 
-@pytest.mark.parametrize(("value", "number"), [(0, 0), (-4, -4), ("12", 12), ("-12", -12), (" 3 ", 3), (4.0, 4)])
+@pytest.mark.parametrize(
+    ("value", "number"), [(0, 0), (-4, -4), ("12", 12), ("-12", -12), (" 3 ", 3), (4.0, 4), (1.5, 1), (b"1", 1)]
+)
 def test_what_is_a_whole_number_is_read_as_one(value: object, number: int) -> None:
     read = parameters(rank=value).get_as_int("rank")
     assert read == number
     assert type(read) is int
 
 
-@pytest.mark.parametrize("value", ["", "a", "3b", "1.5", 1.5, float("nan"), float("inf"), []])
+@pytest.mark.parametrize("value", ["", "a", "3b", "1.5", float("nan"), float("inf"), []])
 def test_what_is_no_whole_number_is_refused_with_the_option_and_the_value(value: object) -> None:
-    with pytest.raises(ValueError, match=r"'rank' is .*, but should be a whole number") as refusal:
+    with pytest.raises((TypeError, ValueError), match=r"'rank' is .*, but should be a whole number") as refusal:
         parameters(rank=value).get_as_int("rank")
     assert repr(value) in str(refusal.value)
 
@@ -131,6 +134,29 @@ def test_a_place_in_the_world_can_be_read_but_not_changed() -> None:
 def test_a_place_takes_its_parts_by_name() -> None:
     info = RendezvousInfo(store=None, rank=0, world_size=1, bootstrap_store_info=None)
     assert info.bootstrap_store_info is None
+
+
+def test_a_place_can_be_subclassed_and_given_more_attributes() -> None:
+    class Labelled(RendezvousInfo):
+        def __init__(self, label: str, *place: Any) -> None:
+            super().__init__(*place)
+            self.label = label
+
+        @property
+        def rank(self) -> int:
+            return super().rank + 100
+
+    info = Labelled("first", None, 1, 3, None)
+    assert (info.label, info.rank, info.world_size) == ("first", 101, 3)
+    assert vars(info)["label"] == "first"
+
+
+def test_a_place_shows_what_it_is_and_can_be_sent_to_another_process() -> None:
+    info = RendezvousInfo(None, 1, 3, RendezvousStoreInfo("node0", 1))
+    assert "rank=1, world_size=3" in repr(info)
+    copy = pickle.loads(pickle.dumps(info))  # noqa: S301  # written here
+    assert vars(copy) == vars(info)
+    assert copy != info
 
 
 # The bootstrap address ------------------------------------------------------------------------------------------------
@@ -195,7 +221,25 @@ def test_what_no_rank_0_wrote_is_refused_in_words(address: bytes, port: bytes) -
 def test_addresses_are_equal_by_value() -> None:
     assert RendezvousStoreInfo(master_addr="node0", master_port=1) == RendezvousStoreInfo("node0", 1)
     assert RendezvousStoreInfo("node0", 1) != RendezvousStoreInfo("node0", 2)
-    assert msgspec.structs.asdict(RendezvousStoreInfo("node0", 1)) == {"master_addr": "node0", "master_port": 1}
+
+
+def test_an_address_is_a_dataclass() -> None:
+    info = RendezvousStoreInfo("node0", 1)
+    assert asdict(info) == vars(info) == {"master_addr": "node0", "master_port": 1}
+    assert [field.name for field in fields(info)] == ["master_addr", "master_port"]
+    assert replace(info, master_port=2) == RendezvousStoreInfo("node0", 2)
+    info.master_addr = "node1"
+    assert info == RendezvousStoreInfo("node1", 1)
+
+
+def test_an_address_can_be_subclassed() -> None:
+    @dataclass
+    class Labelled(RendezvousStoreInfo):
+        label: str = "none"
+
+    info = Labelled("node0", 1, label="first")
+    assert asdict(info) == {"master_addr": "node0", "master_port": 1, "label": "first"}
+    assert isinstance(info, RendezvousStoreInfo)
 
 
 # Handlers and errors --------------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_importing_the_surface_loads_no_backend_and_nothing_heavy() -> None:
     heavy = {"asyncio", "difflib", "grpc", "importlib.metadata", "rich", "torch"}
     assert loaded & heavy == set()
     assert {name for name in loaded if name.startswith("rallypoint.elastic.")} <= {
-        f"rallypoint.elastic.{name}" for name in ("api", "options", "registry", "utils")
+        f"rallypoint.elastic.{name}" for name in ("api", "lazy_names", "options", "registry", "utils")
     }
 
 

@@ -9,6 +9,8 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError as TorchConnectionError
+from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend as TorchBackend
 
 from rallypoint import events
 from rallypoint.elastic.api import RendezvousParameters
@@ -81,9 +83,27 @@ def test_a_token_of_a_document_that_is_gone_writes_nothing(
     written = backend.set_state(b"x")
     assert written is not None
     client.delete(f"/documents/{name}")
-    assert backend.set_state(b"y", written[1]) is None
+    with pytest.raises(RendezvousConnectionError, match="it has expired or was deleted"):
+        backend.set_state(b"y", written[1])
     assert backend.set_state(b"y", "text") is None
     assert backend.get_state() is None
+
+
+@pytest.mark.parametrize("kind", ["torch", "ours"])
+def test_tokens_are_taken_as_torch_takes_them(client: Any, name: str, kind: str) -> None:
+    backend: Any = (TorchBackend if kind == "torch" else EtcdRendezvousBackend)(client, name, "/documents")
+    _, index, _ = backend.set_state(b"1")
+    for falsy in (0, "", b"", None):
+        assert backend.set_state(b"2", falsy) == (b"1", index, False)
+    for form in (str, lambda number: str(number).encode(), float, int):
+        _, index, was_set = backend.set_state(b"2", form(index))
+        assert was_set
+    assert backend.set_state(b"3", "text") == (b"2", index, False)
+    client.delete(f"/documents/{name}")
+    errors = (RendezvousConnectionError, TorchConnectionError)
+    with pytest.raises(errors):
+        backend.set_state(b"3", index)
+    assert backend.set_state(b"3", "0")[2], "a text that is 0 is no token"
 
 
 def test_what_is_no_document_is_a_state_error(backend: EtcdRendezvousBackend, client: Any, name: str) -> None:
@@ -227,9 +247,12 @@ def test_a_bad_option_is_a_value_error(option: str, value: Any, one_etcd: Cluste
         create_backend(params(one_etcd.endpoint, "run", **{option: value}))
 
 
-def test_an_unknown_option_is_a_value_error(one_etcd: Cluster) -> None:
-    with pytest.raises(ValueError, match=r"no option 'raed_timeout'. Did you mean 'read_timeout'"):
-        create_handler(params(one_etcd.endpoint, "run", raed_timeout=5))
+def test_an_unknown_option_is_warned_of_and_ignored(
+    one_etcd: Cluster, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_handler(params(one_etcd.endpoint, name, raed_timeout=5, is_host=True, ssl_cert="", ca_cert=""))
+    warned = "The backend 'etcd-v2' has no option 'raed_timeout', and ignores it. Did you mean 'read_timeout'?"
+    assert [record.getMessage() for record in caplog.records if "option" in record.getMessage()] == [warned]
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "no-such-host.invalid:2379"])

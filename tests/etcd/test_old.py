@@ -251,10 +251,32 @@ def test_a_url_that_cannot_be_read_is_a_value_error(url: str) -> None:
         parameters_from_url(url)
 
 
-@pytest.mark.parametrize(("option", "value"), [("timeout", "0"), ("protocol", "ftp"), ("last_call_timeout", "-1")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("timeout", "-1"), ("protocol", "ftp"), ("protocol", "HTTP"), ("last_call_timeout", "-1")]
+)
 def test_a_bad_option_is_a_value_error(one_etcd: Cluster, option: str, value: Any) -> None:
     with pytest.raises(ValueError, match=option):
         create_rdzv_handler(params(one_etcd.endpoint, "run", 1, 1, **{option: value}))
+
+
+def test_no_time_is_a_time_out_and_an_unknown_option_is_ignored(one: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    node = one.node(2, 2, timeout=0, is_host=True, tiemout=5, cert="", key="", cacert="", etcd_prefix="")
+    with pytest.raises(RendezvousTimeoutError):
+        node.next_rendezvous()
+    assert one.client.read(one.root).dir
+    assert "has no option 'tiemout', and ignores it. Did you mean 'timeout'?" in caplog.text
+
+
+def test_runs_may_lie_in_the_root_directory(one: Stage) -> None:
+    """A node that waits there does not take a healthy world for one that has lost somebody."""
+    first, second, late = (one.node(2, 3, etcd_prefix="/") for _ in range(3))
+    before = one.meet(first, second)
+    joining = one.join(late)
+    wait_until(lambda: first.num_nodes_waiting() == 1)
+    one.root = f"/run_{one.run_id}"
+    assert (one.state()["version"], {info.world_size for info in before}) == ("1", {2})
+    infos = [*one.meet(first, second), joining[0].result(SOON_S)]
+    assert (one.state()["version"], {info.world_size for info in infos}) == ("2", {3})
 
 
 def test_etcd_that_is_not_there_or_has_no_api_v2_is_a_connection_error() -> None:

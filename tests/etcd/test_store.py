@@ -61,6 +61,20 @@ def test_it_is_a_store_of_torch(store: EtcdStore) -> None:
     assert (store.timeout, clone.timeout) == (SOON, BRIEFLY)
 
 
+def test_its_client_and_its_prefix_are_public(client: Any, name: str) -> None:
+    for given in (f"/stores/{name}", f"/stores/{name}/"):
+        store = EtcdStore(client, given)
+        assert store.client is client
+        assert store.prefix == f"/stores/{name}/"
+
+
+def test_a_number_is_added_by_its_name_and_to_numbers_only(store: EtcdStore) -> None:
+    assert store.add("n", num=2) == 2
+    store.set("text", "hello")
+    with pytest.raises(ValueError, match="holds b'hello', which is not a number"):
+        store.add("text", num=1)
+
+
 def test_its_default_timeout_is_five_minutes(client: Any, name: str) -> None:
     assert EtcdStore(client, name).timeout == timedelta(seconds=300)
 

@@ -488,6 +488,51 @@ def test_the_c10d_backend_writes_by_token(library: Library, store: Any) -> None:
     assert backend.set_state(b"three", token) == (b"two", second, False)
 
 
+@pytest.mark.parametrize("token", [None, 0, "", b"", False, ()])
+def test_a_falsy_token_is_none(library: Library, store: Any, token: object) -> None:
+    backend = library.c10d_rendezvous_backend.C10dRendezvousBackend(store, "run")
+    _, first, was_set = backend.set_state(b"one", token)
+    assert was_set
+    assert backend.set_state(b"two", token) == (b"one", first, False)
+
+
+def test_an_empty_document_is_a_document(library: Library, store: Any) -> None:
+    backend = library.c10d_rendezvous_backend.C10dRendezvousBackend(store, "run")
+    assert backend.set_state(b"") == (b"", b"", True)
+    assert backend.get_state() == (b"", b"")
+    assert backend.set_state(b"one") == (b"", b"", False)
+    assert backend.get_state() == (b"", b"")
+
+
+class BrokenStore:
+    """A store whose calls fail, once it is broken."""
+
+    def __init__(self, problem: Exception | None) -> None:
+        self.problem = problem
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.problem is not None:
+            raise self.problem
+        return desired.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.compare_set(key, "", "")
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, TimeoutError])
+def test_what_a_store_raises_is_an_error_of_the_connection(library: Library, kind: type[Exception]) -> None:
+    backend_of = library.c10d_rendezvous_backend.C10dRendezvousBackend
+    with pytest.raises(library.api.RendezvousConnectionError) as refusal:
+        backend_of(BrokenStore(kind("it broke")), "run")  # the constructor tries the store
+    assert isinstance(refusal.value.__cause__, kind)
+    store = BrokenStore(None)
+    backend = backend_of(store, "run")
+    store.problem = kind("it broke")
+    for call in (backend.get_state, lambda: backend.set_state(b"one")):
+        with pytest.raises(library.api.RendezvousConnectionError):
+            call()
+
+
 def test_both_know_an_empty_place_of_the_other(store: Any) -> None:
     torch_backend, ours = (
         Library(name).c10d_rendezvous_backend.C10dRendezvousBackend(store, "run") for name in ("torch", "rallypoint")

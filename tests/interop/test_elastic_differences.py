@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.etcd.servers import shared
 from tests.faults.harness import free_port
 from tests.interop.differences import DIFFERENCES, END, START, table
 from tests.interop.libraries import STALLS, Library, Meeting
@@ -195,16 +196,6 @@ def test_fractions_of_seconds() -> None:
     assert outcomes == ["ValueError", ""]
 
 
-@shows("unknown option")
-def test_an_unknown_option(tmp_path: Path) -> None:
-    outcomes = []
-    for name in ("torch", "rallypoint"):
-        library = Library(name)
-        params = library.params("c10d", str(tmp_path / name), store_type="file", join_timout=3)
-        outcomes.append(fails(lambda: library.registry.get_rendezvous_handler(params)))  # noqa: B023
-    assert outcomes == ["", "ValueError"]
-
-
 @shows("blank path")
 def test_a_blank_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,6 +217,22 @@ def test_a_machine_whose_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> N
         for name in ("torch", "rallypoint")
     ]
     assert outcomes == ["gaierror", ""]
+
+
+@shows("phases")
+@pytest.mark.filterwarnings("ignore:Exception in thread .*lease_worker:pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_phase_that_is_overridden() -> None:
+    outcomes = []
+    for name in ("torch", "rallypoint"):
+
+        class Overriding(Library(name).etcd_rendezvous.EtcdRendezvous):  # type: ignore[misc]
+            def init_phase(self) -> tuple[str, int, int]:
+                return "mine", 7, 8
+
+        node = Overriding(shared("3.5").client(), "/torchelastic/p2p", f"phases-{name}", 1, 1, 60, 1)
+        outcomes.append(node.rendezvous_barrier())
+        node.client.delete(node.get_path(""), recursive=True)
+    assert outcomes == [("mine", 7, 8), ("1", 0, 1)]
 
 
 @shows("static rank")

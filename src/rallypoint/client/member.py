@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import msgspec
 
+from rallypoint import events
 from rallypoint.client import outcomes
 from rallypoint.client.link import Link, Prepare
 from rallypoint.client.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
@@ -96,6 +97,7 @@ class Member:
                 self._open_store(placed)
             except BaseException as exc:
                 self._take_back(exc)
+                events.record("join failed", self.run_id, str(exc) or type(exc).__name__)
                 raise
             return placed
 

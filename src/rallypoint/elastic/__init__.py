@@ -15,6 +15,7 @@ from rallypoint.elastic.api import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.registry import get_rendezvous_handler
 
 __all__ = [
@@ -33,3 +34,8 @@ __all__ = [
     "get_rendezvous_handler",
     "rendezvous_handler_registry",
 ]
+
+# PyTorch's package has these two as soon as it is imported; here each is imported when it is first used.
+__getattr__ = lazy_names(
+    __name__, dynamic_rendezvous="rallypoint.elastic.dynamic_rendezvous", utils="rallypoint.elastic.utils"
+)

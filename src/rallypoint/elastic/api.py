@@ -8,11 +8,11 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgspec
-
-from rallypoint.elastic.options import as_bool, as_int, did_you_mean
+from rallypoint.elastic.lazy_names import lazy_names
+from rallypoint.elastic.options import as_bool, did_you_mean
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -35,8 +35,11 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousStoreInfo",
     "RendezvousTimeoutError",
+    "get_free_port",
     "rendezvous_handler_registry",
 ]
+
+__getattr__ = lazy_names(__name__, "Store")
 
 
 class RendezvousParameters:
@@ -85,19 +88,19 @@ class RendezvousParameters:
             ) from None
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """An option as a whole number; ValueError when it is not one."""
+        """An option as `int()` takes it: a fraction loses what is behind the point; ValueError for what is no number."""
         value = self.get(key, default)
         if value is None:
             return None
         try:
-            return as_int(value)
-        except ValueError:
-            raise ValueError(
-                f"The option {key!r} is {value!r}, but should be a whole number, for example 30."
-            ) from None
+            return int(value)
+        except (TypeError, ValueError, OverflowError) as exc:
+            kind = TypeError if isinstance(exc, TypeError) else ValueError
+            raise kind(f"The option {key!r} is {value!r}, but should be a whole number, for example 30.") from None
 
 
-class RendezvousStoreInfo(msgspec.Struct):
+@dataclass
+class RendezvousStoreInfo:
     """Where the workers of a round find each other: the address and port that become MASTER_ADDR and MASTER_PORT."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
@@ -115,7 +118,7 @@ class RendezvousStoreInfo(msgspec.Struct):
         """
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, (local_addr or socket.gethostname()).encode())
-            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or _free_port()).encode())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()).encode())
         address: bytes = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY)
         port: bytes = store.get(RendezvousStoreInfo.MASTER_PORT_KEY)
         try:
@@ -128,7 +131,7 @@ class RendezvousStoreInfo(msgspec.Struct):
             ) from exc
 
 
-def _free_port() -> int:
+def get_free_port() -> int:
     """A port that was free a moment ago; another process may take it before it is bound again."""
     if socket.has_dualstack_ipv6():
         server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -139,13 +142,42 @@ def _free_port() -> int:
     return port
 
 
-class RendezvousInfo(msgspec.Struct, frozen=True, eq=False):
+class RendezvousInfo:
     """A node's place in a sealed world: the round's store (as c10d has them), its rank, and how many there are."""
 
-    store: Any
-    rank: int
-    world_size: int
-    bootstrap_store_info: RendezvousStoreInfo | None
+    def __init__(
+        self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+
+    @property
+    def store(self) -> Any:
+        """The store that the nodes of this round share."""
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        """This node's number in the world, from 0."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many nodes the world has."""
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
+        """Where the workers find each other; None where the handler does not say."""
+        return self._bootstrap_store_info
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(store={self._store!r}, rank={self._rank}, world_size={self._world_size}, "
+            f"bootstrap_store_info={self._bootstrap_store_info!r})"
+        )
 
 
 class RendezvousHandler(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -30,15 +31,34 @@ from rallypoint.elastic.dynamic_rendezvous import (
     create_handler as create_dynamic_handler,
 )
 from rallypoint.elastic.endpoints import DEFAULT_PORT
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.options import choice, flag, read_options, seconds
 from rallypoint.elastic.store_probe import NotAStoreError, wait_for_store
 from rallypoint.elastic.utils import _matches_machine_hostname, parse_rendezvous_endpoint
-from rallypoint.errors import RendezvousConnectionError, RendezvousError
-from rallypoint.stores import FileStore, StoreServer, TcpStore, listen
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.stores import FileStore as OurFileStore
+from rallypoint.stores import StoreServer, TcpStore, listen
 from rallypoint.stores.errors import StoreError
-from rallypoint.torch_bridge import stores_c10d
+from rallypoint.torch_bridge import presence, stores_c10d
 
-__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend", "create_handler"]
+__all__ = [
+    "DEFAULT_PORT",
+    "C10dRendezvousBackend",
+    "RendezvousBackend",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "Token",
+    "create_backend",
+    "create_handler",
+    "logger",
+    "parse_rendezvous_endpoint",
+]
+
+__getattr__ = lazy_names(__name__, "FileStore", "NodeState", "Store", "TCPStore", "construct_and_record_rdzv_event")
+
+logger = logging.getLogger("rallypoint")
 
 BACKEND = "c10d"
 FILE_TIMEOUT = timedelta(seconds=300)
@@ -50,7 +70,7 @@ READ_TIMEOUT = seconds("read_timeout", 60.0, "how long a call to the TCP store m
 IS_HOST = flag("is_host", None, "whether this process serves the TCP store")
 OPTIONS = (STORE_TYPE, READ_TIMEOUT, IS_HOST)
 
-_FAILURES = (StoreError, RuntimeError, OSError, LookupError)
+_FAILURES = (StoreError, RuntimeError, OSError, LookupError, ValueError)
 """What the stores of ours and of torch raise when they cannot be reached."""
 
 
@@ -76,28 +96,33 @@ class C10dRendezvousBackend(RendezvousBackend):
         # A connection of its own: whoever waits for a key has the other one to itself.
         self._store = store.clone() if self._has_own else store
         self._key = f"{C10D_PREFIX}{run_id}"
+        self._put_place_holder()
 
     @property
     def name(self) -> str:
         """The backend's name."""
         return BACKEND
 
+    @presence.in_torch_words_too
     def get_state(self) -> tuple[bytes, Token] | None:
         """The document and its token, or None."""
-        # Puts the place-holder there if nothing is, and reads what is there if something is.
-        return self._decode(self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode())))
+        # Changes nothing; and unlike `get`, it does not wait where the store was emptied.
+        return self._decode(self._swap(C10D_NOTHING, C10D_NOTHING))
 
+    @presence.in_torch_words_too
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write if the token is still that of what is there, or, without one, if nothing is."""
-        if token is not None and not isinstance(token, bytes):
+        if token and not isinstance(token, bytes):
             there = self.get_state()
             return None if there is None else (*there, False)
-        desired = b64encode(state)
-        if token is None or token == desired:
-            # A store says the same of a key that is missing as of one that has this very value.
-            self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode()))
-        expected = C10D_NOTHING if token is None else token
-        stored = self._call(lambda store: store.compare_set(self._key, expected.decode(), desired.decode()))
+        expected, desired = token or C10D_NOTHING, b64encode(state)
+        if expected == desired and self.get_state() is None:
+            return None  # a store says the same of a key that is missing as of one that has this very value
+        stored = self._swap(expected, desired)
+        if stored == C10D_NOTHING != desired and not token:
+            # Not even the place-holder is there: the store was emptied.
+            self._put_place_holder()
+            stored = self._swap(expected, desired)
         if stored == desired:
             return state, desired, True
         if stored == expected:
@@ -109,9 +134,17 @@ class C10dRendezvousBackend(RendezvousBackend):
     def close(self) -> None:
         """Let go of the store; its server, where this process has that, ends with the last that uses it."""
         for store in (self._store, self._given):
-            if isinstance(store, (TcpStore, FileStore)) and store is not self.served:
+            if isinstance(store, (TcpStore, OurFileStore)) and store is not self.served:
                 store.close()
         self._store = self._given = self.served = None
+
+    @presence.in_torch_words_too
+    def _put_place_holder(self) -> None:
+        """Put the place-holder there if nothing is, as PyTorch does; a store that cannot be used says so by that."""
+        self._call(lambda store: store.compare_set(self._key, "", C10D_NOTHING.decode()))
+
+    def _swap(self, expected: bytes, desired: bytes) -> bytes:
+        return self._call(lambda store: store.compare_set(self._key, expected.decode(), desired.decode()))
 
     def _decode(self, stored: bytes) -> tuple[bytes, Token] | None:
         return None if stored == C10D_NOTHING else (decode_document(stored, self._key), stored)
@@ -144,6 +177,7 @@ def _check_listening(store: Any) -> None:
     socket.create_connection((inner.host, inner.port), PROBE_S).close()
 
 
+@presence.in_torch_words_too
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """The backend and its store, as the parameters ask for them: torch's own stores where torch is installed."""
     known, with_torch = {option.name for option in OPTIONS}, stores_c10d.has_torch()
@@ -177,9 +211,10 @@ def hosted_backend(store: Any, served: Any | None, run_id: str) -> C10dRendezvou
     return backend
 
 
+@presence.in_torch_words_too
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """The creator of the backend `c10d`; an option that nobody knows is a ValueError."""
-    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS))
+    """The creator of the backend `c10d`; an option that nobody knows is warned of, and ignored."""
+    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)
     backend, store = create_backend(params)
     return create_dynamic_handler(store, backend, params)
 
@@ -288,7 +323,7 @@ def file_store(path: str, *, with_torch: bool) -> Any:
     if not folder.is_dir():
         raise RendezvousError(f"the store's file {path} cannot be made: there is no folder {folder}")
     try:
-        return stores_c10d.file_store(path) if with_torch else FileStore(path, timeout=FILE_TIMEOUT)
+        return stores_c10d.file_store(path) if with_torch else OurFileStore(path, timeout=FILE_TIMEOUT)
     except _FAILURES as exc:
         raise RendezvousConnectionError(f"the file store {path} cannot be opened: {_first_line(exc)}") from exc
 

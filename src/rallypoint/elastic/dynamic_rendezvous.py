@@ -5,8 +5,10 @@ The names and signatures are PyTorch's.  Behind them the document only names the
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,8 +23,9 @@ from rallypoint.client.background import background, run_in_thread
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve
 from rallypoint.core.model import Bounds, Settings
-from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.backend_member import member_on
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.member_backend import (
     CHOICES,
     CLOSE_TIMEOUT,
@@ -40,19 +43,41 @@ from rallypoint.elastic.member_backend import (
 from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
 from rallypoint.elastic.options import Option, OptionValues, read_options
 from rallypoint.elastic.round_stores import STORE, store_server
-from rallypoint.errors import RendezvousError
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.stores import PrefixStore
+from rallypoint.torch_bridge import presence
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 __all__ = [
     "DynamicRendezvousHandler",
     "RendezvousBackend",
+    "RendezvousClosedError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousParameters",
     "RendezvousSettings",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
     "RendezvousTimeout",
+    "RendezvousTimeoutError",
     "Token",
     "create_handler",
+    "get_method_name",
+    "logger",
 ]
+
+__getattr__ = lazy_names(__name__, "NodeState", "Store", "construct_and_record_rdzv_event", "dist")
+
+logger = logging.getLogger("rallypoint")
 
 Token = Any
 """What a backend knows a version of the document by; nobody else looks inside."""
@@ -64,6 +89,14 @@ SHORTEST_SILENCE_S = 1.0
 """In PyTorch a heartbeat's time-out is that of one call; here a node must not be lost because its machine is busy."""
 NOT_GIVEN = (5.0, 3)
 """PyTorch's own keep-alives: a program that passes them on has asked for nothing (rule 6 has quicker ones)."""
+
+
+def get_method_name(depth: int = 2) -> str:
+    """The name of the function that is `depth` calls above this one; 1 is the caller, 2 is who called that."""
+    try:
+        return sys._getframe(depth).f_code.co_name  # noqa: SLF001  # public in all but its name
+    except ValueError:
+        return "no_method_name"
 
 
 class RendezvousBackend(ABC):
@@ -182,6 +215,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
             close_s=timeout.close.total_seconds(),
             serve_store=_server_of(store, given[STORE]),
         )
+        presence.greet(type(self))
         # As in PyTorch, a handler that nobody holds any more falls silent, and its node is given up.
         weakref.finalize(self, _fall_silent, self._member).atexit = False
 
@@ -222,6 +256,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         """Whether the workers may use the store that rank 0 serves, instead of starting another."""
         return _shares_store()
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         placed = self._member.join(self._settings.timeout.join.total_seconds())
@@ -233,6 +268,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         part = prefix_store if is_torch_store(self._store) else PrefixStore
         return RendezvousInfo(part(prefix, self._store), placed.rank, placed.size, info)
 
+    @presence.in_torch_words_too
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
         return self._member.leave(reason_to_leave())
@@ -244,6 +280,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         self._member.stop()
 
 
+@presence.in_torch_words_too
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler as the parameters ask for it; options of others in their configuration are left alone."""
     try:

@@ -40,10 +40,13 @@ class Seat(NamedTuple):
     rank: int
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """The state as it was read or written: its text, etcd's index at that moment, and that of its last change."""
+
     state: State | None
     text: str
     at: int
+    modified: int = 0
 
 
 class Barrier:
@@ -58,7 +61,7 @@ class Barrier:
         self._active, self._counter = f"{self._rdzv}/active_version", f"{self._rdzv}/version_counter"
         self._run_id = run_id
         self._min, self._max = min_nodes, max_nodes
-        self._last_call_s = last_call_s
+        self.last_call_s = last_call_s
         self._lease: Lease | None = None
         self._mixed = False
         # Of the wait that is under way:
@@ -75,15 +78,15 @@ class Barrier:
 
     def state(self, term: Term) -> State | None:
         """The state as it is now."""
-        return self._look(term).state
+        return self.look(term).state
 
     def close(self, term: Term) -> None:
         """Close the run, whatever its state."""
         while True:
-            found = self._look(term)
+            found = self.look(term)
             if found.state is not None and found.state["status"] == protocol.CLOSED:
                 return
-            if self._edit(found, protocol.closed(found.state), term):
+            if self._edit(found, protocol.closed(found.state), term) is not None:
                 return
 
     def leave(self) -> None:
@@ -97,7 +100,7 @@ class Barrier:
             node = self._keys.read(self._directory(seat.version), term).node
             members = [child for child in (node.nodes if node is not None else ()) if "/rank_" in child.key]
             if all(child.value == OURS for child in members):
-                self._keys.delete(self._keep_alive(seat), term)
+                self._keys.delete(self.keep_alive(seat), term)
         except StoreError:
             return  # then it expires
 
@@ -107,11 +110,11 @@ class Barrier:
         self.leave()
         seat: Seat | None = None
         self._announced, self._conflicts = ("", 0.0), 0
-        found: _Found | None = None
+        found: Found | None = None
         while True:
             try:
                 if found is None:
-                    found = self._look(term)
+                    found = self.look(term)
                 if term.left_s() <= 0:
                     raise RendezvousTimeoutError(self._too_late(timeout_s, found.state))
                 if self._is_final_for(seat, found.state):
@@ -132,33 +135,33 @@ class Barrier:
 
     # One turn -------------------------------------------------------------------------------------------------------
 
-    def _turn(self, seat: Seat | None, found: _Found, term: Term) -> tuple[Seat | None, _Found | None]:
+    def _turn(self, seat: Seat | None, found: Found, term: Term) -> tuple[Seat | None, Found | None]:
         """Do what is to be done in this state; the seat then, and the state where it is known already."""
         state = found.state
         if state is None:
-            self._create(term)
+            self.create(term)
             return None, None
         if state["status"] == protocol.CLOSED:
             raise RendezvousClosedError(f"run {self._run_id!r} is closed: nobody can join it any more")
         if state["status"] == protocol.SETUP:
-            return None, self._next(found, protocol.SETUP_TTL_S, term)
+            return None, self.wait_for_change(found, protocol.SETUP_TTL_S, term)
         mine = seat is not None and seat.version == state["version"]
         if state["status"] == protocol.JOINABLE:
-            return self._hold(seat, found, term) if seat is not None and mine else self._join(found, term)
+            return self.hold(seat, found, term) if seat is not None and mine else self.join(found, term)
         if state["status"] == protocol.FROZEN:
             if seat is not None and mine:
-                return seat, self._confirm(seat, found, term)
-            return None, self._next(found, protocol.FROZEN_TTL_S, term)
+                return seat, self.confirm(seat, found, term)
+            return None, self.wait_for_change(found, protocol.FROZEN_TTL_S, term)
         self._wait_for_the_next(found, term)
         return None, None
 
-    def _create(self, term: Term) -> None:
-        """Begin a version, unless somebody else does."""
+    def create(self, term: Term) -> Found | None:
+        """Begin a version, and return its state; None where somebody else begins one, or has."""
         self.prepare(term)
         setup = protocol.set_up()
         text = self._written(setup)
         if not self._keys.swap(self._active, text, term, ttl_s=setup.ttl_s).done:
-            return
+            return None
         while True:
             node = self._keys.read(self._counter, term).node
             number = int(node.value) if node is not None and node.value.strip().isdigit() else 0
@@ -167,31 +170,29 @@ class Barrier:
                 break
         version = str(number + 1)
         self._keys.make_directory(self._directory(version), term)
-        self._edit(_Found(None, text, 0), protocol.opened(version), term, before=text)
+        return self._edit(Found(None, text, 0), protocol.opened(version), term, before=text)
 
-    def _join(self, found: _Found, term: Term) -> tuple[Seat | None, _Found | None]:
+    def join(self, found: Found, term: Term) -> tuple[Seat | None, Found | None]:
+        """Take a seat in a version that can be joined; without one, somebody else was faster, or no place is free."""
         state = found.state
         assert state is not None
         if len(state["participants"]) >= self._max:
-            return None, self._next(found, protocol.JOINABLE_TTL_S, term)
-        edit = protocol.joined(state, self._min, self._max)
-        started = time.monotonic()
-        text = self._written(edit)
-        swapped = self._keys.swap(self._active, text, term, before=found.text, ttl_s=edit.ttl_s)
-        if swapped.done:
-            self._conflicts = 0
-            seat = Seat(state["version"], len(state["participants"]))
-            now = time.monotonic()
-            self._last_call_at, self._keep_at = now + self._last_call_s, now + protocol.JOINABLE_TTL_S / 2
-            return seat, _Found(edit.state, text, swapped.modified)
-        self._conflicts += 1
-        step_back(self._conflicts, time.monotonic() - started, term)
-        return None, None
+            return None, self.wait_for_change(found, protocol.JOINABLE_TTL_S, term)
+        joined = self._edit(found, protocol.joined(state, self._min, self._max), term)
+        if joined is None:
+            return None, None
+        self.begin_last_call(self.last_call_s, keep_s=protocol.JOINABLE_TTL_S / 2)
+        return Seat(state["version"], len(state["participants"])), joined
 
-    def _hold(self, seat: Seat, found: _Found, term: Term) -> tuple[Seat | None, _Found | None]:
+    def begin_last_call(self, last_call_s: float, *, keep_s: float = 0.0) -> None:
+        """From now on the last call lasts for so long; the state is first kept alive after `keep_s`."""
+        now = time.monotonic()
+        self._last_call_at, self._keep_at = now + last_call_s, now + keep_s
+
+    def hold(self, seat: Seat, found: Found, term: Term) -> tuple[Seat | None, Found | None]:
         """Wait for more; the one that completed min keeps the state alive, and ends the last call."""
         if seat.rank != self._min - 1:
-            return seat, self._next(found, protocol.JOINABLE_TTL_S, term)
+            return seat, self.wait_for_change(found, protocol.JOINABLE_TTL_S, term)
         assert found.state is not None
         now, ends_at = time.monotonic(), self._last_call_at + (_BACK_S if self._mixed else 0.0)
         if now >= ends_at:
@@ -201,39 +202,45 @@ class Barrier:
             self._keep_at = now + protocol.JOINABLE_TTL_S / 2
             self._edit(found, Edit(found.state, protocol.JOINABLE_TTL_S), term)
             return seat, None
-        return seat, self._next(found, min(ends_at, self._keep_at) - now, term)
+        return seat, self.wait_for_change(found, min(ends_at, self._keep_at) - now, term)
 
-    def _confirm(self, seat: Seat, found: _Found, term: Term) -> _Found | None:
+    def confirm(self, seat: Seat, found: Found, term: Term) -> Found | None:
+        """Say that this node is there, and keep its key alive; where it has said so, wait for the others."""
         assert found.state is not None
-        key = self._keep_alive(seat)
+        key = self.keep_alive(seat)
         if key in found.state["keep_alives"]:
-            return self._next(found, protocol.FROZEN_TTL_S, term)
+            return self.wait_for_change(found, protocol.FROZEN_TTL_S, term)
         if self._lease is None or self.seat != seat:
             if self._lease is not None:
                 self._lease.stop()
             self.seat = seat
             self._keys.write(key, OURS, term, ttl_s=protocol.KEEP_ALIVE_TTL_S)
             self._lease = Lease(self._keys, key, protocol.KEEP_ALIVE_TTL_S, revive=self._revive)
-        edit = protocol.confirmed(found.state, key)
-        started = time.monotonic()
-        text = self._written(edit)
-        swapped = self._keys.swap(self._active, text, term, before=found.text, ttl_s=edit.ttl_s)
-        if swapped.done:
-            self._conflicts = 0
-            return _Found(edit.state, text, swapped.modified)
-        self._conflicts += 1
-        step_back(self._conflicts, time.monotonic() - started, term)
-        return None
+        return self._edit(found, protocol.confirmed(found.state, key), term)
 
-    def _wait_for_the_next(self, found: _Found, term: Term) -> None:
+    def _wait_for_the_next(self, found: Found, term: Term) -> None:
         """Say that one more waits, and clear the world away once somebody in it is gone."""
         state = found.state
         assert state is not None
         version = state["version"]
         if self._announced[0] != version:
-            if self._edit(found, protocol.announced(state), term):
-                self._announced = (version, time.monotonic())
+            self.announce(found, term)
             return
+        self.wait_until_free(found, term)
+
+    def announce(self, found: Found, term: Term) -> Found | None:
+        """Say that one more waits for the next version; None where the state has changed meanwhile."""
+        assert found.state is not None
+        announced = self._edit(found, protocol.announced(found.state), term)
+        if announced is not None:
+            self._announced = (found.state["version"], time.monotonic())
+        return announced
+
+    def wait_until_free(self, found: Found, term: Term) -> None:
+        """Clear a final world away if somebody in it is gone; else wait until something happens to it."""
+        state = found.state
+        assert state is not None
+        version = state["version"]
         broken, has_torch, at = self._missing(state, term)
         unseen_s = self._announced[1] + _SEEN_S - time.monotonic()
         if not broken:
@@ -247,31 +254,33 @@ class Barrier:
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
-    def _look(self, term: Term) -> _Found:
+    def look(self, term: Term) -> Found:
+        """The state as it is now, also where that is none."""
         answer = self._keys.read(self._active, _at_least(term, self._keys))
         if answer.node is None:
-            return _Found(None, "", answer.at)
+            return Found(None, "", answer.at)
         self._mixed = self._mixed or protocol.is_mixed(answer.node.value)
-        return _Found(protocol.read(answer.node.value), answer.node.value, answer.at)
+        return Found(protocol.read(answer.node.value), answer.node.value, answer.at, answer.node.modified)
 
     def _written(self, edit: Edit) -> str:
         return protocol.written(edit.state, mixed=self._mixed)
 
-    def _edit(self, found: _Found, edit: Edit, term: Term, before: str | None = None) -> bool:
-        """Change the state, if it is still as it was found."""
+    def _edit(self, found: Found, edit: Edit, term: Term, before: str | None = None) -> Found | None:
+        """Change the state, if it is still as it was found; what it is then."""
         text, expected = self._written(edit), before or (found.text if found.state is not None else None)
         started = time.monotonic()
-        if self._keys.swap(self._active, text, term, before=expected, ttl_s=edit.ttl_s).done:
+        swapped = self._keys.swap(self._active, text, term, before=expected, ttl_s=edit.ttl_s)
+        if swapped.done:
             self._conflicts = 0
-            return True
+            return Found(edit.state, text, swapped.modified, swapped.modified)
         self._conflicts += 1
         step_back(self._conflicts, time.monotonic() - started, term)
-        return False
+        return None
 
-    def _next(self, found: _Found, limit_s: float, term: Term) -> _Found | None:
+    def wait_for_change(self, found: Found, limit_s: float, term: Term) -> Found | None:
         """Wait until the state has changed, or for so long; the state then, where it was looked at."""
         if found.state is not None and self._pause(found.state):
-            now = self._look(term)
+            now = self.look(term)
             if now.text != found.text:
                 return now
         wait_for_event(self._keys, [(self._active, False)], found.at, min(limit_s, term.left_s()))
@@ -299,9 +308,9 @@ class Barrier:
     def _revive(self) -> None:
         """The keep-alive key expired while etcd could not be reached; where the world still stands, it comes back."""
         seat = self.seat
-        state = self._look(self._brief()).state
+        state = self.look(self._brief()).state
         if seat is not None and state is not None and state.get("version") == seat.version:
-            self._keys.write(self._keep_alive(seat), OURS, self._brief(), ttl_s=protocol.KEEP_ALIVE_TTL_S)
+            self._keys.write(self.keep_alive(seat), OURS, self._brief(), ttl_s=protocol.KEEP_ALIVE_TTL_S)
 
     def prepare_again(self) -> None:
         """The run's directory expired while etcd could not be reached."""
@@ -316,13 +325,14 @@ class Barrier:
             and state is not None
             and state["status"] == protocol.FINAL
             and state["version"] == seat.version
-            and self._keep_alive(seat) in state["keep_alives"]
+            and self.keep_alive(seat) in state["keep_alives"]
         )
 
     def _directory(self, version: str) -> str:
         return f"{self._rdzv}/v_{version}"
 
-    def _keep_alive(self, seat: Seat) -> str:
+    def keep_alive(self, seat: Seat) -> str:
+        """The key by which a member shows that it is alive."""
         return f"{self._directory(seat.version)}/rank_{seat.rank}"
 
     def _too_late(self, timeout_s: float, state: State | None) -> str:

@@ -20,22 +20,23 @@ _RETRY_S = 0.5
 class Lease:
     """Prolongs a key at half of its time; where it is gone, `revive` is called, a method that may bring it back.
 
-    It ends by `stop()`, or when nobody holds it any more: the thread holds neither it nor the owner of that method.
+    It ends by `stop()`, when nobody holds it any more, or when the key is gone and there is no such method.  The thread holds
+    neither the lease nor the owner of that method.
     """
 
     def __init__(
         self, keys: Keys, path: str, ttl_s: int, *, directory: bool = False, revive: Callable[[], object] | None = None
     ) -> None:
-        self._stopped = threading.Event()
-        weakref.finalize(self, self._stopped.set).atexit = False
+        self.stopped = threading.Event()
+        weakref.finalize(self, self.stopped.set).atexit = False
         held = None if revive is None else weakref.WeakMethod(revive)
         threading.Thread(
-            target=_keep, args=(self._stopped, keys, path, ttl_s, directory, held), name="etcd-lease", daemon=True
+            target=_keep, args=(self.stopped, keys, path, ttl_s, directory, held), name="etcd-lease", daemon=True
         ).start()
 
     def stop(self) -> None:
         """Let the key expire."""
-        self._stopped.set()
+        self.stopped.set()
 
 
 def _keep(
@@ -54,6 +55,9 @@ def _keep(
             alive = keys.prolong(
                 path, ttl_s, Term.of(timedelta(seconds=min(ttl_s / 4, keys.patience_s))), directory=directory
             )
+            if not alive and held is None:
+                stopped.set()
+                return
             revive = None if alive or held is None else held()
             if revive is not None and not stopped.is_set():
                 revive()

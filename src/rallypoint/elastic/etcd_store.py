@@ -8,6 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from rallypoint.elastic.lazy_names import lazy_names
+from rallypoint.elastic.utils import _delay
 from rallypoint.stores.etcd_v2_store import EtcdV2Store
 from rallypoint.torch_bridge.stores_c10d import has_torch
 
@@ -26,12 +28,19 @@ if TYPE_CHECKING:
         ) -> None: ...
 
 
-__all__ = ["EtcdStore"]
+__all__ = ["EtcdStore", "cas_delay"]
+
+_other_name = lazy_names(__name__, "Store", "etcd")
+
+
+def cas_delay() -> None:
+    """Sleep for up to 0.1 s, before a compare-and-set that was refused is tried again."""
+    _delay((0, 0.1))
 
 
 def __getattr__(name: str) -> Any:
     if name != "EtcdStore":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _other_name(name)
     made = globals()[name] = _for_torch() if has_torch() else _ours()
     return made
 

@@ -23,9 +23,9 @@ _REACH_S = 3.0
 def certificates(cert: str, key: str, ca: str) -> tuple[Any, Any, Any]:
     """The options for files of certificates, under the names that a backend has for them."""
     return (
-        text(cert, None, "the file with this client's certificate, with https"),
-        text(key, None, "the file with the key of that certificate"),
-        text(ca, None, "the file with the certificates that etcd's own is signed by"),
+        text(cert, None, "the file with this client's certificate, with https", or_empty=True),
+        text(key, None, "the file with the key of that certificate", or_empty=True),
+        text(ca, None, "the file with the certificates that etcd's own is signed by", or_empty=True),
     )
 
 
@@ -45,15 +45,8 @@ def make_client(
     ca: str | None = None,
 ) -> Any:
     """A client of the first of the members; it does not connect yet.  ValueError without python-etcd."""
-    try:
-        import etcd
-    except ImportError as exc:
-        raise ValueError(
-            f"etcd's API v2 needs the package python-etcd, which cannot be imported ({exc}): install "
-            f"rallypoint[etcd-v2], or use the backend 'etcd-v3', which needs rallypoint[etcd]"
-        ) from exc
     host, port = members[0]
-    client = etcd.Client(
+    client = python_etcd().Client(
         host=f"[{host}]" if ":" in host else host,
         port=port,
         protocol=protocol,
@@ -64,6 +57,18 @@ def make_client(
     )
     Keys.of(client).also(f"{protocol}://{_bracketed(host)}:{port}" for host, port in members[1:])
     return client
+
+
+def python_etcd() -> Any:
+    """The package python-etcd, for its client, its results and its errors; ValueError without it."""
+    try:
+        import etcd
+    except ImportError as exc:
+        raise ValueError(
+            f"etcd's API v2 needs the package python-etcd, which cannot be imported ({exc}): install "
+            f"rallypoint[etcd-v2], or use the backend 'etcd-v3', which needs rallypoint[etcd]"
+        ) from exc
+    return etcd
 
 
 def connect(client: Any, read_timeout_s: float, what: str) -> Keys:

@@ -14,6 +14,7 @@ from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters, Rendezv
 from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
 from rallypoint.elastic.options import Option, OptionValues, choice, number, ports, read_options, seconds, text
 from rallypoint.elastic.round_stores import STORE
+from rallypoint.torch_bridge import presence
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
 LAST_CALL = seconds(
@@ -153,6 +154,7 @@ class MemberHandler(HandlerOnMembership):
         self._backend = params.backend
         self._member: Member
         self._member, self._join_timeout_s = backend.open(params)
+        presence.greet(type(self))
 
     def get_backend(self) -> str:
         """The backend's name."""
@@ -163,6 +165,7 @@ class MemberHandler(HandlerOnMembership):
         """Whether the workers may use the store that rank 0 serves; where nobody serves one, they start their own there."""
         return self._member.serves_store
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world."""
         placed = self._member.join(self._join_timeout_s)
@@ -170,6 +173,7 @@ class MemberHandler(HandlerOnMembership):
         info = RendezvousStoreInfo(store.host, store.port)
         return RendezvousInfo(store, placed.rank, placed.size, info)
 
+    @presence.in_torch_words_too
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
         return self._member.leave(reason_to_leave())

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rallypoint.core.model import Reason
 from rallypoint.elastic.api import RendezvousHandler
+from rallypoint.torch_bridge import presence
 
 
 class Membership(Protocol):
@@ -29,14 +30,17 @@ class HandlerOnMembership(RendezvousHandler):
 
     _member: Membership
 
+    @presence.in_torch_words_too
     def is_closed(self) -> bool:
         """Whether the run is closed, as the server says now; from memory where it cannot be reached."""
         return self._member.is_closed_now()
 
+    @presence.in_torch_words_too
     def set_closed(self) -> None:
         """Close the run for everybody."""
         self._member.close_run()
 
+    @presence.in_torch_words_too
     def num_nodes_waiting(self) -> int:
         """Rule 6b: from memory, at once."""
         return self._member.waiting()

@@ -8,11 +8,13 @@
     ROLE in options  # whether it was given
 
 Values come from a command line as text, or from a program as numbers and truths; both are read. An option that is
-None counts as not given. What is unknown or cannot be read is a ValueError that says what there is.
+None counts as not given. What is unknown or cannot be read is a ValueError that says what there is. The backends that
+PyTorch has take unknown options with a warning, because PyTorch ignores them.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
@@ -40,8 +42,11 @@ IntDefault = TypeVar("IntDefault", int, None)
 BoolDefault = TypeVar("BoolDefault", bool, None)
 TextDefault = TypeVar("TextDefault", str, None)
 
-# torchrun adds this one to whatever the user gave; a backend that has no use for it lets it pass.
-_ALWAYS_THERE = "timeout"
+log = logging.getLogger(__name__)
+
+# torchrun adds the first one to whatever the user gave, and torch's agent the second one for every backend: a backend
+# that has no use for them lets them pass.
+_ALWAYS_THERE = ("timeout", "is_host")
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
 _FALSE = frozenset({"0", "false", "f", "no", "n"})
@@ -81,16 +86,24 @@ class OptionValues:
         return f"OptionValues(given: {', '.join(sorted(self._given)) or 'none'})"
 
 
-def read_options(backend: str, config: Mapping[str, object], table: Iterable[Option[Any]]) -> OptionValues:
-    """Read a configuration by a backend's table; ValueError for an unknown option or a value that is not expected."""
+def read_options(
+    backend: str, config: Mapping[str, object], table: Iterable[Option[Any]], *, lenient: bool = False
+) -> OptionValues:
+    """Read a configuration by a backend's table; ValueError for a value that is not expected.
+
+    An unknown option is a ValueError too, or a warning where the backend is `lenient`.
+    """
     known = {option.name: option for option in table}
     given: dict[str, object] = {}
     for name, value in config.items():
         option = known.get(name)
         if option is None:
-            if name == _ALWAYS_THERE:
+            if name in _ALWAYS_THERE:
                 continue
-            raise ValueError(_unknown(backend, name, known))
+            if not lenient:
+                raise ValueError(_unknown(backend, name, known))
+            log.warning("The backend %r has no option %r, and ignores it.%s", backend, name, did_you_mean(name, known))
+            continue
         if value is None:
             continue
         try:
@@ -164,10 +177,12 @@ def ports(name: str, help: str) -> Option[tuple[int, ...]]:
     return Option(name, any_free, help, "a port such as 29500, or a range such as 29500-29510", parse)
 
 
-def text(name: str, default: TextDefault, help: str) -> Option[str | TextDefault]:
-    """Any text that is not blank; blanks around it do not count."""
+def text(name: str, default: TextDefault, help: str, *, or_empty: bool = False) -> Option[str | TextDefault]:
+    """Any text that is not blank; blanks around it do not count.  With `or_empty`, an empty one means the default."""
 
     def parse(value: object) -> str | TextDefault:
+        if or_empty and value == "":
+            return default
         if not isinstance(value, str) or not value.strip():
             raise ValueError(value)
         return value.strip()
@@ -175,12 +190,14 @@ def text(name: str, default: TextDefault, help: str) -> Option[str | TextDefault
     return Option(name, default, help, "a text", parse)
 
 
-def choice(name: str, choices: Sequence[str], default: TextDefault, help: str) -> Option[str | TextDefault]:
-    """One of a few words, in any case; the value is the word as it was declared."""
+def choice(
+    name: str, choices: Sequence[str], default: TextDefault, help: str, *, exact: bool = False
+) -> Option[str | TextDefault]:
+    """One of a few words, in any case unless it must be `exact`; the value is the word as it was declared."""
     by_word = {word.casefold(): word for word in choices}
 
     def parse(value: object) -> str | TextDefault:
-        word = by_word.get(str(value).strip().casefold())
+        word = by_word.get(str(value) if exact else str(value).strip().casefold())
         if word is None:
             raise ValueError(value)
         return word

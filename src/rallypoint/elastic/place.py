@@ -22,8 +22,10 @@ from rallypoint.core.notices import Placed
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.endpoints import backend_at
 from rallypoint.protocol import Peer
+from rallypoint.torch_bridge import presence
 
 
+@presence.in_torch_words_too
 def join(
     endpoint: str,
     *,
@@ -98,6 +100,7 @@ class Place:
         """The members of the world in the order of their ranks, fetched page by page."""
         return self._member.peers()
 
+    @presence.in_torch_words_too
     def again(self) -> Place:
         """Wait for a place in the next world; this one is over with it."""
         with _reported(self._member, quiet=self._quiet):

@@ -20,11 +20,27 @@ from rallypoint.elastic.api import (
     RendezvousParameters,
     rendezvous_handler_registry,
 )
+from rallypoint.elastic.lazy_names import lazy_names
+from rallypoint.torch_bridge import presence
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["get_rendezvous_handler", "installed_handlers", "rendezvous_handler_registry"]
+    from rallypoint.elastic.dynamic_rendezvous import create_handler
+
+__all__ = [
+    "RendezvousHandler",
+    "RendezvousParameters",
+    "create_handler",
+    "get_rendezvous_handler",
+    "handler_registry",
+    "installed_handlers",
+    "rendezvous_handler_registry",
+]
+
+handler_registry = rendezvous_handler_registry
+
+__getattr__ = lazy_names(__name__, create_handler="rallypoint.elastic.dynamic_rendezvous:create_handler")
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +58,7 @@ _OURS = {
 }
 
 
+@presence.in_torch_words_too
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for the run that `params` describe, made by the backend that they name."""
     return rendezvous_handler_registry.create_handler(params)

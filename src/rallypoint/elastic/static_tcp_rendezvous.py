@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any
 
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.c10d_rendezvous_backend import serve_tcp_store, use_tcp_store
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.options import number, read_options, seconds
 from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.stores import PrefixStore
+from rallypoint.stores import PrefixStore as OurPrefixStore
 from rallypoint.stores.errors import StoreError
-from rallypoint.torch_bridge import stores_c10d
+from rallypoint.torch_bridge import presence, stores_c10d
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
-__all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
+__all__ = [
+    "RendezvousHandler",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStoreInfo",
+    "StaticTCPRendezvous",
+    "create_rdzv_handler",
+    "logger",
+    "parse_rendezvous_endpoint",
+]
+
+__getattr__ = lazy_names(__name__, "PrefixStore", "Store", "TCPStore")
+
+logger = logging.getLogger("rallypoint")
 
 BACKEND = "static"
 DEFAULT_TIMEOUT_S = 600.0
@@ -31,6 +46,7 @@ class StaticTCPRendezvous(RendezvousHandler):
     def __init__(
         self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: float
     ) -> None:
+        presence.greet(type(self))
         self.master_addr = master_addr
         self.master_port = master_port
         self.rank = rank
@@ -48,11 +64,12 @@ class StaticTCPRendezvous(RendezvousHandler):
         """The workers use the store that rank 0 serves."""
         return True
 
+    @presence.in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """This node's place, which is as it was given; waits for the store only."""
         if self._store is None:
             self._store = self._open()
-        wrap = prefix_store if is_torch_store(self._store) else PrefixStore
+        wrap = prefix_store if is_torch_store(self._store) else OurPrefixStore
         info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(wrap(self.run_id, self._store), self.rank, self.world_size, info)
 
@@ -88,12 +105,12 @@ class StaticTCPRendezvous(RendezvousHandler):
             ) from exc
 
 
+@presence.in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
     """The creator of the backend `static`: wants `rank` among the options and host:port as the endpoint."""
     if params.config.get("rank") is None:
         raise ValueError("The option 'rank' is missing: each node of a static run says which one it is (--node-rank).")
-    known = {option.name for option in OPTIONS}
-    options = read_options(BACKEND, {name: v for name, v in params.config.items() if name in known}, OPTIONS)
+    options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
     endpoint = (params.endpoint or "").strip()
     if not endpoint:
         raise ValueError(

@@ -51,7 +51,7 @@ _LONGEST_NAME = 253
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`; nothing or blank means localhost.
+    """Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or `v6:port`; nothing or blank means localhost.
 
     An IPv6 address may carry a scope, as in [fe80::1%eth0]:29400; the host is returned with it, without the brackets.
     """
@@ -86,11 +86,14 @@ def _split_endpoint(text: str) -> tuple[str, int | None]:
     else:
         if "://" in text:
             raise ValueError("it is a URL, and this backend takes no scheme")
-        host, colon, port_text = text.partition(":")
+        host, colon, port_text = text.rpartition(":") if ":" in text else (text, "", "")
         rest = colon + port_text
-        if ":" in port_text:
-            raise ValueError("it has several colons; an IPv6 address stands in brackets, so that its port can be told")
-        if not _is_host(host):
+        if ":" in host:
+            if not _is_ipv6(host):
+                raise ValueError(
+                    "it has several colons; an IPv6 address stands in brackets, so that its port can be told"
+                )
+        elif not _is_host(host):
             raise ValueError(f"the host {host!r} is neither a name nor an IPv4 address")
     if not rest:
         return host, None
@@ -108,7 +111,7 @@ def _try_parse_port(port_str: str) -> int | None:
 
 
 def _is_host(host: str) -> bool:
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)+", host):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+){3,}", host):
         return _is_address(socket.AF_INET, host)
     labels = host.removesuffix(".").split(".")
     return len(host) <= _LONGEST_NAME and all(_LABEL.fullmatch(label) for label in labels)

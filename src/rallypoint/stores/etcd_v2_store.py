@@ -51,6 +51,10 @@ class EtcdStoreTimeoutError(StoreTimeoutError, LookupError):
     """Nothing came in time; torch's EtcdStore raises a LookupError then."""
 
 
+class EtcdStoreValueError(StoreError, ValueError):
+    """A value is no number; torch's EtcdStore raises a ValueError then."""
+
+
 class EtcdV2Store(Store):
     """The keys under one directory.
 
@@ -90,14 +94,27 @@ class EtcdV2Store(Store):
         for name, value in zip(names, list(map(as_value, values)), strict=True):
             self.set(name, value)
 
-    def add(self, key: str | bytes, amount: int) -> int:
-        in_64_bits(amount)
+    @property
+    def client(self) -> Any:
+        """The client of python-etcd that it was made with."""
+        return self._client
+
+    @property
+    def prefix(self) -> str:
+        """The directory of its keys, with a slash at the end."""
+        return f"{self._prefix}/"
+
+    def add(self, key: str | bytes, num: int) -> int:
+        in_64_bits(num)
         name = as_name(key)
         total = 0
 
         def plus(present: bytes | None) -> bytes | None:
             nonlocal total
-            total = summed(name, present, amount)
+            try:
+                total = summed(name, present, num)
+            except StoreError as exc:
+                raise EtcdStoreValueError(str(exc)) from None
             text = b"%d" % total
             return None if text == present else text
 

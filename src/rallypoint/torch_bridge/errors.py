@@ -39,6 +39,11 @@ def torch_class(ours: type[RendezvousError]) -> type[RendezvousError]:
     return _made[ours]
 
 
+def is_torchs(exc: RendezvousError) -> bool:
+    """Whether an error is torch's already."""
+    return isinstance(exc, torch_api.RendezvousError)
+
+
 def in_torch_words(exc: RendezvousError) -> RendezvousError:
     """The same error with the same sentence, as torch knows it."""
     return torch_class(type(exc))(*exc.args)

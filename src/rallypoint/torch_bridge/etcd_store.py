@@ -30,9 +30,19 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
         value: bytes = self.underlying.get(key)
         return value
 
-    def add(self, key: Any, amount: int) -> int:
+    @property
+    def client(self) -> Any:
+        """The client of etcd's that it was made with."""
+        return self.underlying.client
+
+    @property
+    def prefix(self) -> str:
+        """The directory of its keys."""
+        return str(self.underlying.prefix)
+
+    def add(self, key: Any, num: int) -> int:
         """Add to a number."""
-        return int(self.underlying.add(key, amount))
+        return int(self.underlying.add(key, num))
 
     def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
         """Set a key if it is as expected; what is there afterwards."""

@@ -69,7 +69,13 @@ class BackendRegister:
     def write(self, value: bytes, token: Token | None) -> Entry | None:
         """Write the document where the token fits; what a backend does not confirm is read back."""
         with self._using() as backend:
-            answer = backend.set_state(value, token)
+            try:
+                answer = backend.set_state(value, token)
+            except Exception:
+                # PyTorch's etcd-v2 raises, as where it is out of reach, if a document that was there is gone.
+                if token is None or backend.get_state() is not None:
+                    raise
+                return None
             if answer is None:
                 found = backend.get_state()
                 if found is None:
