@@ -12,6 +12,9 @@ PYTHON ?= python3
 SEEDS ?= 0:10000
 LONG_SEEDS ?= 10000:100000
 
+# Tests wait more than they compute: one more at a time than there are cores.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
@@ -46,13 +49,13 @@ check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 
 test: check $(TEST) ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds 0:10000
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not soak"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak"
 
 test-all: test soak ## all of test, the soaks and a longer simulation
 
 soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the soaks
 	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m soak
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m soak
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)
