@@ -242,7 +242,7 @@ def run(
     """Measure everything for at most so many nodes, and print it; whether both versions passed all of it."""
     rows: list[Row] = []
     for yardstick in yardsticks():
-        if yardstick.nodes <= at_most and only in (yardstick.server, ""):
+        if yardstick.nodes <= at_most and (not only or yardstick.server in only.split(",")):
             for row in compare(yardstick, before, now, turns or yardstick.turns):
                 rows.append(row)
                 _append(output / "before.jsonl", row, before, now)
@@ -307,7 +307,9 @@ def main() -> None:
     parser.add_argument("--now", type=Path, default=ROOT, metavar="FOLDER", help="the tree that is measured beside it")
     parser.add_argument("--turns", type=int, metavar="N", help="how often each version is measured")
     parser.add_argument("--at-most", type=int, default=IDLE, metavar="NODES", help="leave out yardsticks with more")
-    parser.add_argument("--only", default="", metavar="SERVER", help="only what is served so, for example c10d")
+    parser.add_argument(
+        "--only", default="", metavar="SERVERS", help="only what is served so, for example c10d,etcd-v2"
+    )
     given = parser.parse_args()
     # SystemExit instead of sudden death: the processes and the folder are cleared away.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
