@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from rallypoint.elastic.api import RendezvousParameters
@@ -11,6 +12,7 @@ from tests.faults.node import say
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     endpoint, run, rank = sys.argv[1:]
     given = {**OPTIONS, "node_name": "interrupted", "is_host": True, "rank": rank, "close_timeout": 60.0}
     handler = create_handler(RendezvousParameters("etcd-v3", endpoint, run, 2, 2, **given))

@@ -135,12 +135,14 @@ def interrupted_when(function: str, caller: str, act: Callable[[], object]) -> N
             sys.setprofile(None)
             os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     sys.setprofile(look)
     try:
         with pytest.raises(KeyboardInterrupt):
             act()
     finally:
         sys.setprofile(None)
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_join_that_was_interrupted_before_it_was_ordered_can_be_repeated(

@@ -65,7 +65,7 @@ def test_our_own_registry_is_not_confused_by_it() -> None:
     assert not {"rallypoint", "etcd-v3"} & set(registry.installed_handlers())
     params = rallypoint.RendezvousParameters("rallypoint", "127.0.0.1:1", "run", 1, 2, is_host="false")
     handler = rallypoint.get_rendezvous_handler(params)
-    assert not isinstance(handler, torch_api.RendezvousHandler)
+    assert not isinstance(handler, TorchHandler)
     handler.shutdown()
 
 

@@ -169,9 +169,10 @@ class FileStore(Store):
     def delete_key(self, key: str) -> bool:
         name = encode_key(key)
         with self._writing(f"delete {_shown(key)}", Query.DELETE, name) as data:
-            if data.has_value(name):
+            there = data.has_value(name)
+            if there:
                 self._journal.write(Operation(Verb.DELETE, name))
-        return True  # as torch's FileStore, which does not look whether the key was there
+        return there
 
     def num_keys(self) -> int:
         with self._reading("count the keys", Query.COUNT_KEYS) as data:
