@@ -4,6 +4,7 @@
 #   PYTHON   the interpreter the environment is made from       make check PYTHON=python3.12
 #   SEEDS    the seeds to simulate, first:end                   make simulate SEEDS=0:200000
 #   BEFORE   a commit to measure beside the working tree        make bench BEFORE=9ef17f0
+#   WORKERS  how many tests run at a time (auto: one a core)    make test WORKERS=3
 #
 # With BEFORE, `make bench` runs only that comparison: it checks the commit out under build/ for as long as it lasts,
 # measures both versions in turns, prints before, now and their ratio, and appends them to build/bench/before.jsonl.
@@ -11,9 +12,7 @@
 PYTHON ?= python3
 SEEDS ?= 0:10000
 LONG_SEEDS ?= 10000:100000
-
-# Tests wait more than they compute: one more at a time than there are cores.
-WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+WORKERS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
