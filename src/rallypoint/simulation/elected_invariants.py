@@ -11,7 +11,7 @@ from rallypoint.core.model import Phase, Reason, RecordedWorld, Run
 from rallypoint.core.node import State, View
 from rallypoint.core.record import Record
 from rallypoint.location.serving import OTHERS_FIRST_S
-from rallypoint.server.coordinator import Effects
+from rallypoint.server.effects import Effects, Happening
 from rallypoint.simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
@@ -167,11 +167,16 @@ class ElectedInvariants(NodeInvariants):
         if len(cut_off) < 2 or 2 * len(cut_off) <= len(heard):
             return
         bound_s = 2 * settings.heartbeat_timeout_s + settings.reconnect_backoff_s + OTHERS_FIRST_S
-        world.clockwork.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at))
+        world.clockwork.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at, bound_s))
 
-    def _must_be_served(self, cut_off: list[Peer], since: float) -> None:
+    def _must_be_served(self, cut_off: list[Peer], since: float, bound_s: float) -> None:
         here = [peer for peer in cut_off if peer.alive and peer.leaving is None]
         if self.disturbed_at != since or not any(peer.election_may_claim for peer in here):
+            return
+        if len(here) < len(cut_off):
+            # One of them left meanwhile.  If it served them, the process that they cannot reach may have claimed after
+            # it, and they may take that claim once they have tried it in vain (rule 17a).
+            self.world.clockwork.after(bound_s, partial(self._must_be_served, here, since, bound_s))
             return
         server = self.world.current
         for peer in here:
@@ -211,7 +216,7 @@ class ElectedInvariants(NodeInvariants):
             if before.current is not None and after.current is None:
                 self.broken.add(before.current.seal_id)
             if before.phase is Phase.RECOVERING and after.phase is not Phase.RECOVERING:
-                self._recovered(server, before, after)
+                self._recovered(server, happening)
         if run.phase is Phase.CLOSED and run.incarnation:
             self.closed.add(run.incarnation)
 
@@ -233,15 +238,18 @@ class ElectedInvariants(NodeInvariants):
         same = [a == b or b.startswith("rank-") for a, b in zip(known[2], roster[2], strict=True)]
         self.require(known[:2] == roster[:2] and all(same), f"seal id {world.seal_id} names two worlds")
 
-    def _recovered(self, server: VirtualServer, before: Run, after: Run) -> None:
+    def _recovered(self, server: VirtualServer, happening: Happening) -> None:
         """The differential check: what the new server knows is what was recorded and what the nodes announced."""
+        before, after = happening.before, happening.after
         taken = self._taken_over.pop(server.claim.id, None)
         if taken is None or before.recorded is None:
             return
         record, recorded = taken
         finished = {rank for rank, heard in before.heard.items() if heard.finished} | set(recorded.finished_ranks())
         if after.incarnation != record.incarnation:
-            here = [heard for heard in before.heard.values() if heard.announced and not (heard.gone or heard.finished)]
+            lost = {loss.node_id for loss in happening.losses}
+            announced = [heard for heard in before.heard.values() if heard.announced and heard.node.id not in lost]
+            here = [heard for heard in announced if not (heard.gone or heard.finished)]
             self.require(not here, f"incarnation {record.incarnation} ended although {len(here)} of it are here")
             return
         world = after.world
