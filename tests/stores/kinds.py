@@ -106,6 +106,7 @@ def etcd_v3(version: str, size: int) -> Kind:
 
 
 MEMORY = Kind(_memory, frozenset({"limits"}))
-FILE = Kind(_file)
+# As torch's FileStore it says of every key that it deleted it.
+FILE = Kind(_file, frozenset({"delete"}))
 TCP = Kind(lambda stack: clients_of(start_server(stack).port, stack))
 ETCD_V3 = etcd_v3("3.4", 1)

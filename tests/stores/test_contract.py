@@ -240,6 +240,12 @@ def test_delete_says_whether_there_was_something(store: Store) -> None:
     assert store.delete_key("key") is True
 
 
+@needs("delete", "queues")
+def test_delete_does_not_take_a_queue_for_a_value(store: Store) -> None:
+    store.queue_push("q", "entry")
+    assert store.delete_key("q") is False
+
+
 def test_many_at_once(store: Store) -> None:
     keys = [f"key{i}" for i in range(1000)]
     values = [f"value{i}".encode() for i in range(1000)]
@@ -383,7 +389,7 @@ def test_a_queue_is_there_while_it_holds_something_but_is_no_value(store: Store)
     assert store.check(["q"])
     store.wait(["q"])
     assert (store.num_keys(), store.list_keys()) == (0, [])
-    assert not store.delete_key("q")
+    store.delete_key("q")
     assert store.queue_pop("q") == b"entry"
     assert not store.check(["q"])
 
