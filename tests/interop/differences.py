@@ -87,6 +87,12 @@ DIFFERENCES: dict[str, Difference] = {
         "a second and a half",
         "seconds are not always whole",
     ),
+    "bare IPv6": Difference(
+        "an endpoint that is an IPv6 address with neither brackets nor a port, such as `2001:db8::1`",
+        "host `2001:db8:`, port 1",
+        "`ValueError`: brackets tell the address from its port",
+        "no such host exists, and the job would look for it until its time-out",
+    ),
     "blank path": Difference(
         "`store_type=file` with a blank endpoint",
         "a file whose name is blanks, in the working directory",

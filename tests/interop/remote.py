@@ -45,9 +45,9 @@ def _nursery() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def start_process(task: Callable[..., object], *args: object) -> BaseProcess:
-    """A process with torch, which ends with this one at the latest."""
-    process = _nursery().Process(target=task, args=args, daemon=True)
+def start_process(task: Callable[..., object], *args: object, daemon: bool = True) -> BaseProcess:
+    """A process with torch, which ends with this one at the latest; one that is no daemon may start others."""
+    process = _nursery().Process(target=task, args=args, daemon=daemon)
     process.start()
     return process
 

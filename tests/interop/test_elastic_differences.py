@@ -196,6 +196,14 @@ def test_fractions_of_seconds() -> None:
     assert outcomes == ["ValueError", ""]
 
 
+@shows("bare IPv6")
+def test_an_ipv6_address_without_brackets_and_port() -> None:
+    theirs, ours = (Library(name).utils.parse_rendezvous_endpoint for name in ("torch", "rallypoint"))
+    assert theirs("2001:db8::1", 7) == ("2001:db8:", 1)
+    assert fails(lambda: ours("2001:db8::1", 7)) == "ValueError"
+    assert theirs("2001:db8::1:29400", 7) == ours("2001:db8::1:29400", 7) == ("2001:db8::1", 29400)
+
+
 @shows("blank path")
 def test_a_blank_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
