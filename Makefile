@@ -47,17 +47,17 @@ check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/python -m pytest -q -n auto tests/project --ignore tests/project/test_layers.py --ignore tests/project/test_pains.py
 
 test: check $(TEST) ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
-	$(BIN)/python -m rallypoint.simulation run --seeds 0:10000
+	$(BIN)/python -m simulation run --seeds 0:10000
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak"
 
 test-all: test soak ## all of test, the soaks and a longer simulation
 
 soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the soaks
-	$(BIN)/python -m rallypoint.simulation run --seeds $(LONG_SEEDS)
+	$(BIN)/python -m simulation run --seeds $(LONG_SEEDS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m soak
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
-	$(BIN)/python -m rallypoint.simulation run --seeds $(SEEDS)
+	$(BIN)/python -m simulation run --seeds $(SEEDS)
 
 bench: $(if $(BEFORE),$(RUN),$(BENCH)) ## measure the costs and draw the curves; with BEFORE, compare with that commit
 	$(BIN)/python -m $(if $(BEFORE),benchmarks.before '$(BEFORE)',benchmarks)
@@ -68,7 +68,7 @@ format: $(DEV) ## format and repair what can be repaired
 
 clean: ## remove the environment, the caches and the builds
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src simulation tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Debian keeps the part of Python that sets up environments (ensurepip) in a package of its own.
 $(CREATED):

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rallypoint.simulation.scale import Figures
+from simulation.scale import Figures
 
 SIZES = (100, 1_000, 10_000, 100_000)
 
@@ -35,7 +35,7 @@ def run(console: Console, output: Path) -> None:
 
 
 def _measure(nodes: int) -> Figures:
-    code = f"import msgspec, sys; from rallypoint.simulation.scale import form; sys.stdout.buffer.write(msgspec.json.encode(form({nodes})))"
+    code = f"import msgspec, sys; from simulation.scale import form; sys.stdout.buffer.write(msgspec.json.encode(form({nodes})))"
     told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     return msgspec.json.decode(told.stdout, type=Figures)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.core import changes, phases
 from rallypoint.core.model import Phase, Run
-from rallypoint.simulation import scenario
+from simulation import scenario
 
 FOLDER = Path(__file__).parent / "scenarios"
 FILES = sorted(FOLDER.glob("*.txt"))

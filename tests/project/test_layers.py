@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "rallypoint"
+SIMULATION = ROOT / "simulation"
 
 LAYERS = "Layers: imports point downwards, and every folder is declared"
 ROOT_UNSEEN = "Root: the package's own __init__ is for users; nothing inside imports it"
@@ -53,7 +54,7 @@ IMPURE = (
 
 @dataclass(frozen=True)
 class Offence:
-    """Modules to plant in a copy of the package, the contracts they break, and the imports that are to be named."""
+    """Modules to plant in a copy of the packages, the contracts they break, and the imports that are to be named."""
 
     modules: Mapping[str, str]
     broken: tuple[str, ...]
@@ -128,14 +129,14 @@ OFFENCES = {
         },
         broken=(SIMULATION_SEES,),
         named=(
-            "rallypoint.simulation.planted -> rallypoint.events",
-            "rallypoint.simulation.planted -> rallypoint.stores",
+            "simulation.planted -> rallypoint.events",
+            "simulation.planted -> rallypoint.stores",
         ),
     ),
     "a layer that imports the simulation": Offence(
-        {"server/__init__.py": "", "server/planted.py": "import rallypoint.simulation\n"},
+        {"server/__init__.py": "", "server/planted.py": "import simulation\n"},
         broken=(SIMULATION_UNSEEN,),
-        named=("rallypoint.server.planted -> rallypoint.simulation",),
+        named=("rallypoint.server.planted -> simulation",),
     ),
     "torch outside its bridge": Offence(
         {"elastic/__init__.py": "", "elastic/planted.py": "def late():\n    import torch.distributed\n"},
@@ -174,11 +175,11 @@ ALLOWED = {
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run import-linter on the package that lies in this folder, with the project's own contracts."""
+    """Run import-linter on the packages that lie in this folder, with the project's own contracts."""
     return subprocess.run(
         [Path(sys.executable).parent / "lint-imports", "--config", ROOT / "pyproject.toml", "--no-cache", "--no-logo"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "1000", "NO_COLOR": "1"},
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'src'}", "COLUMNS": "1000", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -191,18 +192,18 @@ def verdicts(output: str) -> dict[str, str]:
 
 
 def plant(folder: Path, modules: Mapping[str, str]) -> None:
-    """Lay a copy of the package into the folder and add the modules; a layer's empty root never replaces a real one."""
-    package = folder / "rallypoint"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy both packages into the folder and add the modules; a layer's empty root never replaces a real one."""
+    for package in (PACKAGE, SIMULATION):
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in modules.items():
-        module = package / name
+        module = (folder if name.startswith("simulation/") else folder / "rallypoint") / name
         module.parent.mkdir(parents=True, exist_ok=True)
         with module.open("a", encoding="utf-8") as file:
             file.write(f"\n{text}")
 
 
 def test_every_contract_is_kept_by_the_tree() -> None:
-    run = lint_imports(PACKAGE.parent)
+    run = lint_imports(ROOT)
     assert run.returncode == 0, run.stdout
     assert verdicts(run.stdout) == dict.fromkeys(CONTRACTS, "KEPT")
 

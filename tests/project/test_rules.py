@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES_PAGE = "docs/rules.md"
-CITING = ("src/**/*.py", "tests/**/*.py", "tests/**/scenarios/*.txt", "docs/*.md", "README.md")
+CITING = ("src/**/*.py", "simulation/*.py", "tests/**/*.py", "tests/**/scenarios/*.txt", "docs/*.md", "README.md")
 TESTS = ("tests/**/test_*.py", "tests/**/scenarios/*.txt")
 NOT_BUILT = "(not built yet)"
 

@@ -58,6 +58,11 @@ class Page:
     def within(self, folder: str) -> bool:
         return self.path.parts[0] == folder
 
+    @property
+    def is_product(self) -> bool:
+        """Whether it is held to the rules for source: the package, and the simulation beside it."""
+        return self.within("src") or self.within("simulation")
+
     def offence(self, line: int, sentence: str) -> str:
         return f"{self.path.as_posix()}:{line}: {sentence}"
 
@@ -103,13 +108,13 @@ def _end_of(dotted: str, parts: int) -> str:
 
 
 def module_opens_with_docstring(page: Page) -> Iterator[str]:
-    if page.within("src") and page.is_python and ast.get_docstring(page.tree) is None:
+    if page.is_product and page.is_python and ast.get_docstring(page.tree) is None:
         yield page.offence(1, "the module does not open with a docstring that states its rule")
 
 
 def public_names_have_docstrings(page: Page) -> Iterator[str]:
     """Functions and classes of a module; a method's signature may well be its whole contract."""
-    if not (page.within("src") and page.is_python):
+    if not (page.is_product and page.is_python):
         return
     for node in page.tree.body:
         match node:
@@ -129,7 +134,7 @@ def class_names_say_something(page: Page) -> Iterator[str]:
 
 
 def module_is_short(page: Page) -> Iterator[str]:
-    if page.within("src") and page.is_python and len(page.text.splitlines()) > LONGEST_MODULE_LINES:
+    if page.is_product and page.is_python and len(page.text.splitlines()) > LONGEST_MODULE_LINES:
         yield page.offence(
             LONGEST_MODULE_LINES + 1, f"the module has more than {LONGEST_MODULE_LINES} lines; it is two modules"
         )
@@ -139,7 +144,7 @@ def nobody_reads_the_wall_clock(page: Page) -> Iterator[str]:
     # The recorder stamps events for people to read; nothing is decided by it.  A deadline of PyTorch's is a time of the
     # wall clock, and is made and met in one process.
     exempt = ("events.py", "etcd_phases.py")
-    if page.within("src") and page.is_python and page.path.name not in exempt:
+    if page.is_product and page.is_python and page.path.name not in exempt:
         for node in ast.walk(page.tree):
             if isinstance(node, ast.Call) and _end_of(_dotted(node.func), 2) in _WALL_CLOCKS:
                 yield page.offence(node.lineno, f"`{_dotted(node.func)}()` reads the wall clock")
@@ -150,7 +155,7 @@ def nobody_reads_the_wall_clock(page: Page) -> Iterator[str]:
 
 
 def nothing_is_unpickled(page: Page) -> Iterator[str]:
-    if page.within("src") and page.is_python:
+    if page.is_product and page.is_python:
         for node in ast.walk(page.tree):
             match node:
                 case ast.Import(names=names):
@@ -166,7 +171,7 @@ def nothing_is_unpickled(page: Page) -> Iterator[str]:
 
 def folder_is_a_package(page: Page) -> Iterator[str]:
     """A folder without __init__.py would escape the layers' contracts."""
-    if page.is_python and page.path.parts[0] in ("src", "tests", "benchmarks"):
+    if page.is_python and page.path.parts[0] in ("src", "simulation", "tests", "benchmarks"):
         folder = page.root / page.path.parent
         if not (folder / "__init__.py").exists():
             yield page.offence(1, "the module's folder has no __init__.py")

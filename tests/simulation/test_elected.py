@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.core.model import Bounds, Phase, Settings
-from rallypoint.simulation.commands import FAULTS, perform
-from rallypoint.simulation.elected import ElectedWorld
-from rallypoint.simulation.schedule import play, setup
+from simulation.commands import FAULTS, perform
+from simulation.elected import ElectedWorld
+from simulation.schedule import play, setup
 
 QUICK = Settings(heartbeat_interval_s=60.0, heartbeat_timeout_s=180.0)
 """No beat falls into the time that a world takes to form."""

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 import rallypoint
-from rallypoint.simulation.schedule import play
+import simulation
+from simulation.schedule import play
 
-PACKAGE = Path(rallypoint.__file__).parent
+PACKAGE, SIMULATION = Path(rallypoint.__file__).parent, Path(simulation.__file__).parent
 SEEDS = 2000
 
 
@@ -275,7 +276,9 @@ def test_without_a_mutation_nothing_is_caught(tmp_path: Path) -> None:
 
 
 def _copy(folder: Path) -> Path:
-    return Path(shutil.copytree(PACKAGE, folder / "rallypoint", ignore=shutil.ignore_patterns("__pycache__")))
+    for package in (SIMULATION, PACKAGE):
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / PACKAGE.name
 
 
 def _simulate(folder: Path, seeds: int = SEEDS, first: int = 0) -> subprocess.CompletedProcess[str]:
@@ -283,7 +286,7 @@ def _simulate(folder: Path, seeds: int = SEEDS, first: int = 0) -> subprocess.Co
         [
             sys.executable,
             "-m",
-            "rallypoint.simulation",
+            "simulation",
             "run",
             "--seeds",
             f"{first}:{first + seeds}",

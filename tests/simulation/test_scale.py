@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.simulation.scale import form
+from simulation.scale import form
 
 
 def test_messages_and_bytes_a_node_do_not_grow_with_the_number_of_nodes() -> None:

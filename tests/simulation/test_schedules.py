@@ -1,6 +1,6 @@
 """Seeded schedules: what they are made of, that a seed is reproducible, and that every invariant holds in them.
 
-`make test` plays ten thousand of them with `python -m rallypoint.simulation run`; here is what that promises.
+`make test` plays ten thousand of them with `python -m simulation run`; here is what that promises.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import rallypoint.simulation
+import simulation
 from rallypoint.core.table import Table
-from rallypoint.simulation import scenario
-from rallypoint.simulation.__main__ import main
-from rallypoint.simulation.campaign import campaign
-from rallypoint.simulation.schedule import play
+from simulation import scenario
+from simulation.__main__ import main
+from simulation.campaign import campaign
+from simulation.schedule import play
 
-SIMULATION = Path(rallypoint.simulation.__file__).parent
+SIMULATION = Path(simulation.__file__).parent
 
 
 def test_every_invariant_holds_in_every_schedule_and_none_is_too_easy() -> None:
@@ -50,7 +50,7 @@ def test_a_failing_seed_is_named_with_the_command_that_shows_it(
     assert main(["run", "--seeds", "0:4", "--jobs", "1", "--stop"]) == 1
     told = capsys.readouterr().out
     assert "seed " in told
-    assert "python -m rallypoint.simulation scenario" in told
+    assert "python -m simulation scenario" in told
 
 
 def _promise_a_newcomer(run: object, now: float) -> object:

@@ -13,12 +13,12 @@ from rallypoint.core.node import View
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.core.record import Claim, Record
 from rallypoint.server.coordinator import Effects
-from rallypoint.simulation.agent import Agent
-from rallypoint.simulation.elected_invariants import ElectedInvariants
-from rallypoint.simulation.peer import Peer
-from rallypoint.simulation.register import VirtualRegister
-from rallypoint.simulation.virtual_server import VirtualServer
-from rallypoint.simulation.world import Line, World
+from simulation.agent import Agent
+from simulation.elected_invariants import ElectedInvariants
+from simulation.peer import Peer
+from simulation.register import VirtualRegister
+from simulation.virtual_server import VirtualServer
+from simulation.world import Line, World
 
 LOCAL_S = 0.0001
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from rallypoint.core.model import Bounds, Settings
 from rallypoint.core.node import State
-from rallypoint.simulation.commands import perform
-from rallypoint.simulation.world import World
+from simulation.commands import perform
+from simulation.world import World
 
 SCRIPT = [
     (

@@ -15,7 +15,7 @@ from rallypoint.core.record import Record, decode
 from rallypoint.location.actions import Read, Write
 from rallypoint.location.register import Entry
 from rallypoint.location.registers.memory import MemoryRegister
-from rallypoint.simulation.clockwork import Clockwork
+from simulation.clockwork import Clockwork
 
 CALL_S = 3.0
 """How long a caller waits for an answer."""

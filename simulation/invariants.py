@@ -9,11 +9,11 @@ from rallypoint.core.clock import LOOK_S
 from rallypoint.core.events import Announced, Joined, Left, Lost, Message, Standing
 from rallypoint.core.model import Phase, Reason, Run
 from rallypoint.core.node import State, View
-from rallypoint.simulation.node_invariants import NodeInvariants
+from simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.agent import Agent
-    from rallypoint.simulation.world import World
+    from simulation.agent import Agent
+    from simulation.world import World
 
 
 FEW = 64

@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 
-from rallypoint.simulation.commands import FAULTS
-from rallypoint.simulation.schedule import MIN_EVENTS, MIN_FAULT_KINDS, Played, play, significant
+from simulation.commands import FAULTS
+from simulation.schedule import MIN_EVENTS, MIN_FAULT_KINDS, Played, play, significant
 
 CHUNK = 50
 FEW = 3

@@ -29,10 +29,10 @@ from typing import Any
 
 from rallypoint.core.model import Bounds, Reason, Role
 from rallypoint.errors import RendezvousStateError
-from rallypoint.simulation.agent import Agent
-from rallypoint.simulation.elected import ElectedWorld
-from rallypoint.simulation.peer import Peer
-from rallypoint.simulation.world import World
+from simulation.agent import Agent
+from simulation.elected import ElectedWorld
+from simulation.peer import Peer
+from simulation.world import World
 
 FAULTS = {
     "kill": "crash of a node",

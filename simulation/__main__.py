@@ -1,4 +1,4 @@
-"""The simulation's own command line: `python -m rallypoint.simulation run|scenario|play|demo`."""
+"""The simulation's own command line: `python -m simulation run|scenario|play|demo`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from rallypoint.simulation import scenario
-from rallypoint.simulation.campaign import campaign
-from rallypoint.simulation.schedule import play
+from simulation import scenario
+from simulation.campaign import campaign
+from simulation.schedule import play
 
-PROGRAM = "python -m rallypoint.simulation"
+PROGRAM = "python -m simulation"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _scenario(given.seed, given.to)
     if given.command == "play":
         return _play(given.file, given.rewrite)
-    from rallypoint.simulation.demo import show
+    from simulation.demo import show
 
     return show(given.pace)
 

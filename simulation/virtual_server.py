@@ -9,11 +9,11 @@ from rallypoint.core.model import Run
 from rallypoint.core.node import View
 from rallypoint.location.actions import Serve
 from rallypoint.server.coordinator import Coordinator, Effects
-from rallypoint.simulation.clockwork import Action as Deed
-from rallypoint.simulation.coordinator import UNLIMITED
+from simulation.clockwork import Action as Deed
+from simulation.coordinator import UNLIMITED
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.peer import Peer
+    from simulation.peer import Peer
 
 
 class VirtualServer:

@@ -12,13 +12,13 @@ from rallypoint.core.node import State, View
 from rallypoint.core.record import Record
 from rallypoint.location.serving import OTHERS_FIRST_S
 from rallypoint.server.effects import Effects, Happening
-from rallypoint.simulation.node_invariants import NodeInvariants
+from simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.agent import Agent
-    from rallypoint.simulation.elected import ElectedWorld
-    from rallypoint.simulation.peer import Peer
-from rallypoint.simulation.virtual_server import VirtualServer
+    from simulation.agent import Agent
+    from simulation.elected import ElectedWorld
+    from simulation.peer import Peer
+from simulation.virtual_server import VirtualServer
 
 CLAIMS_A_FAULT = 8
 """How many claims a fault may lead to; each of at most twelve nodes may try once or twice."""

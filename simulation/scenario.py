@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rallypoint.core.model import Settings
-from rallypoint.simulation.commands import parse_bounds, perform
-from rallypoint.simulation.node_invariants import BrokenInvariantError
-from rallypoint.simulation.schedule import SETTINGS, Setup
-from rallypoint.simulation.world import World
+from simulation.commands import parse_bounds, perform
+from simulation.node_invariants import BrokenInvariantError
+from simulation.schedule import SETTINGS, Setup
+from simulation.world import World
 
 RULER = "----"
 

@@ -17,14 +17,14 @@ from rallypoint.core.model import Bounds, Node, Role, Run, Settings
 from rallypoint.core.node import State, View
 from rallypoint.core.ranks import POLICIES, RankPolicy
 from rallypoint.server.coordinator import Effects
-from rallypoint.simulation.agent import Agent
-from rallypoint.simulation.clockwork import Action, Clockwork
-from rallypoint.simulation.coordinator import Authority
-from rallypoint.simulation.invariants import Invariants, Judge
-from rallypoint.simulation.network import Network
+from simulation.agent import Agent
+from simulation.clockwork import Action, Clockwork
+from simulation.coordinator import Authority
+from simulation.invariants import Invariants, Judge
+from simulation.network import Network
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.virtual_server import VirtualServer
+    from simulation.virtual_server import VirtualServer
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rallypoint.core.model import Bounds, Settings
 from rallypoint.core.node import State
-from rallypoint.simulation.world import World
+from simulation.world import World
 
 
 @dataclass

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from rallypoint.core.model import Bounds, Phase, Settings
 from rallypoint.core.node import State
-from rallypoint.simulation.agent import Agent
-from rallypoint.simulation.commands import perform
-from rallypoint.simulation.elected import ElectedWorld
-from rallypoint.simulation.node_invariants import BrokenInvariantError
-from rallypoint.simulation.world import World
+from simulation.agent import Agent
+from simulation.commands import perform
+from simulation.elected import ElectedWorld
+from simulation.node_invariants import BrokenInvariantError
+from simulation.world import World
 
 MIN_EVENTS = 60
 MIN_FAULT_KINDS = 3

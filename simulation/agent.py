@@ -8,10 +8,10 @@ from rallypoint.client.session import Session
 from rallypoint.core import node as core
 from rallypoint.core.model import Reason
 from rallypoint.core.node import State, View
-from rallypoint.simulation.clockwork import Action, Process
+from simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.world import World
+    from simulation.world import World
 
 
 class Agent(Process):

@@ -9,8 +9,8 @@ from rallypoint.core.model import Phase, Role, Run, find_waiter
 from rallypoint.core.node import State, View
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.agent import Agent
-    from rallypoint.simulation.world import World
+    from simulation.agent import Agent
+    from simulation.world import World
 
 
 class BrokenInvariantError(AssertionError):

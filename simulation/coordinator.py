@@ -10,10 +10,10 @@ from rallypoint.core import record as recording
 from rallypoint.core.model import Run
 from rallypoint.server.coordinator import Coordinator, Effects
 from rallypoint.server.limits import Limits
-from rallypoint.simulation.clockwork import Action, Process
+from simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.world import World
+    from simulation.world import World
 
 
 UNLIMITED = Limits(connections=10**9, nodes_a_run=10**9, silent_connections=10**9)

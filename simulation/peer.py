@@ -28,11 +28,11 @@ from rallypoint.location.actions import (
 from rallypoint.location.claiming import Candidate
 from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.register import Entry
-from rallypoint.simulation.agent import Agent
-from rallypoint.simulation.virtual_server import VirtualServer
+from simulation.agent import Agent
+from simulation.virtual_server import VirtualServer
 
 if TYPE_CHECKING:
-    from rallypoint.simulation.elected import ElectedWorld
+    from simulation.elected import ElectedWorld
 
 CLOSE_S = 6.0
 """How long a process that leaves stays for others at most."""
