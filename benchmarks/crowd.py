@@ -11,8 +11,8 @@ import time
 
 from benchmarks.processes import answer
 from rallypoint.client.session import Session
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Bounds, Node, Settings
-from rallypoint.core.node import State, View
 from rallypoint.server.sockets import raise_file_limit
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rallypoint.client import view as views
 from rallypoint.client.session import Session
-from rallypoint.core import node as core
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Reason
-from rallypoint.core.node import State, View
 from simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Agent(Process):
         elif state is State.CLOSED:
             # Long enough to say once more what it was told: one announcer suffices (rule 14).
             self.later(self.world.settings.heartbeat_interval_s * 1.5, self._exit)
-        elif core.num_nodes_waiting(self.view, self.now) > 0 and not self.stopping:
+        elif views.num_nodes_waiting(self.view, self.now) > 0 and not self.stopping:
             self.stopping = True
             self.later(self.stop_s, self._stopped)
 
@@ -102,7 +102,7 @@ class Agent(Process):
             self.join()
 
     def _check_deadline(self) -> None:
-        if core.overdue(self.view, self.now):
+        if views.overdue(self.view, self.now):
             self.world.note(self.name, f"timed out: {self.view.why}")
             self.leave(Reason.WITHDREW)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.core import authority as host
 from rallypoint.core import record as recording
 from rallypoint.core.model import Run
+from rallypoint.server import authority as host
 from rallypoint.server.coordinator import Coordinator, Effects
 from rallypoint.server.limits import Limits
 from simulation.clockwork import Action, Process

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rallypoint.client.view import State
 from rallypoint.core.model import Bounds, Settings
-from rallypoint.core.node import State
 from simulation.commands import perform
 from simulation.world import World
 

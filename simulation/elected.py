@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rallypoint import protocol
+from rallypoint.client.view import View
 from rallypoint.core import transition
 from rallypoint.core.model import Bounds, Run, Settings
-from rallypoint.core.node import View
-from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.ranking import POLICIES, RankPolicy
 from rallypoint.core.record import Claim, Record
 from rallypoint.server.coordinator import Effects
 from simulation.agent import Agent

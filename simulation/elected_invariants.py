@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.core.check import complaints
-from rallypoint.core.events import Lost, Message
+from rallypoint.client.view import State, View
+from rallypoint.core.messages import Lost, Message
 from rallypoint.core.model import Phase, Reason, RecordedWorld, Run
-from rallypoint.core.node import State, View
 from rallypoint.core.record import Record
 from rallypoint.location.serving import OTHERS_FIRST_S
 from rallypoint.server.effects import Effects, Happening
+from simulation.check import complaints
 from simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:

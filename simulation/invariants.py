@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from rallypoint.core.check import complaints
-from rallypoint.core.clock import LOOK_S
-from rallypoint.core.events import Announced, Joined, Left, Lost, Message, Standing
+from rallypoint.client.view import State, View
+from rallypoint.core.messages import Announced, Joined, Left, Lost, Message, Standing
 from rallypoint.core.model import Phase, Reason, Run
-from rallypoint.core.node import State, View
+from rallypoint.server.clock import LOOK_S
+from simulation.check import complaints
 from simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Phase, Role, Run, find_waiter
-from rallypoint.core.node import State, View
 
 if TYPE_CHECKING:
     from simulation.agent import Agent

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.client.session import Session
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Reason
-from rallypoint.core.node import State, View
 from rallypoint.core.record import Claim
 from rallypoint.location.actions import (
     Action,

@@ -6,8 +6,8 @@ import gc
 import time
 from dataclasses import dataclass
 
+from rallypoint.client.view import State
 from rallypoint.core.model import Bounds, Settings
-from rallypoint.core.node import State
 from simulation.world import World
 
 

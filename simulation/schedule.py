@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rallypoint.client.view import State
 from rallypoint.core.model import Bounds, Phase, Settings
-from rallypoint.core.node import State
 from simulation.agent import Agent
 from simulation.commands import perform
 from simulation.elected import ElectedWorld

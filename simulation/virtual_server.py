@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rallypoint.client.view import View
 from rallypoint.core.model import Run
-from rallypoint.core.node import View
 from rallypoint.location.actions import Serve
 from rallypoint.server.coordinator import Coordinator, Effects
 from simulation.clockwork import Action as Deed

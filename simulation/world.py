@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rallypoint import protocol
+from rallypoint.client.view import State, View
 from rallypoint.core import transition
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Message
+from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Message
 from rallypoint.core.model import Bounds, Node, Role, Run, Settings
-from rallypoint.core.node import State, View
-from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.ranking import POLICIES, RankPolicy
 from rallypoint.server.coordinator import Effects
 from simulation.agent import Agent
 from simulation.clockwork import Action, Clockwork

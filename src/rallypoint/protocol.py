@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left
+from rallypoint.core.messages import Announced, CloseAsked, Joined, Left
 from rallypoint.core.model import Count, Name, Round, Seconds, Text, Token, Why
 from rallypoint.core.notices import (
     Broken,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint import events
-from rallypoint.core.events import Left, Lost
+from rallypoint.core.messages import Left, Lost
 from rallypoint.core.model import Phase, Reason, Run, find_waiter
 
 

@@ -1,6 +1,6 @@
 """Random histories: an authority and a few nodes that obey one order after another.
 
-The nodes are `node.View`s, so whatever they say is what real nodes would say; messages may be lost in either direction
+The nodes are `View`s, so whatever they say is what real nodes would say; messages may be lost in either direction
 and repeated, and the authority may forget everything or come back from its document.  It keeps a record, as rule 17c
 demands, and another server may take over with it.
 """
@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from hypothesis import strategies as st
 
-from rallypoint.core import node, record, recovery, transition
+from rallypoint.client import view as views
+from rallypoint.client.view import State, View
+from rallypoint.core import record, recovery, transition
 from rallypoint.core.changes import Step
-from rallypoint.core.events import CloseAsked, Event, Lost, Message, TimePassed
+from rallypoint.core.messages import CloseAsked, Event, Lost, Message, TimePassed
 from rallypoint.core.model import Bounds, Ending, Node, OnGiveUp, Reason, Role, Run, Settings
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import spell_out
 
 NODES = 5
@@ -102,7 +103,7 @@ class History:
         elif order.verb == "close":
             self._take(CloseAsked(view.node.id, ending=Ending.FAILED, incarnation=self.run.incarnation), order.deaf)
         elif order.verb == "announce":
-            said = node.announce(view)
+            said = views.announce(view)
             if said is not None:
                 self._say(who, said, order.deaf)
         elif order.verb in ("finish", "withdraw", "give up"):
@@ -118,12 +119,12 @@ class History:
                 bounds=self.bounds,
                 settings=self.settings,
             )
-        self.views[who], said = node.join(view, self.now, 600.0)
+        self.views[who], said = views.join(view, self.now, 600.0)
         self._say(who, said, deaf)
 
     def _leave(self, who: int, view: View, order: Order) -> None:
         reason = {"finish": Reason.FINISHED, "withdraw": Reason.WITHDREW, "give up": Reason.GAVE_UP}[order.verb]
-        self.views[who], said = node.leave(view, reason)
+        self.views[who], said = views.leave(view, reason)
         self._say(who, said, order.deaf)
 
     def _take_over(self) -> None:
@@ -151,7 +152,7 @@ class History:
         for node_id, what in (sent for notice in step.notices for sent in spell_out(notice)):
             if not deaf and node_id in by_id:
                 who = by_id[node_id]
-                self.views[who] = node.hear(self.views[who], what)
+                self.views[who] = views.hear(self.views[who], what)
 
 
 def play(bounds: Bounds, settings: Settings, orders: Iterable[Order]) -> History:

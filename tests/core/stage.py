@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from rallypoint.core import transition
 from rallypoint.core.changes import Step
-from rallypoint.core.check import complaints
-from rallypoint.core.events import (
+from rallypoint.core.messages import (
     Announced,
     CloseAsked,
     Event,
@@ -24,7 +23,8 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.model import Bounds, Node, Phase, Reason, Run, Settings, World
 from rallypoint.core.notices import Said, spell_out
-from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.ranking import POLICIES, RankPolicy
+from simulation.check import complaints
 
 S = TypeVar("S")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.events import Announced, CloseAsked, Left, Lost, Seat, Standing, TimePassed
+from rallypoint.core.messages import Announced, CloseAsked, Left, Lost, Seat, Standing, TimePassed
 from rallypoint.core.model import Ending, Phase, Reason, Role
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, RunClosed, StandBy
 from tests.core.stage import Stage, member, sealed

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rallypoint import protocol
 from rallypoint.core import record
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
+from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
 from rallypoint.core.model import (
     Bounds,
     EndedIncarnation,

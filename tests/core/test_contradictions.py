@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.events import Seat, Standing
+from rallypoint.core.messages import Seat, Standing
 from rallypoint.core.model import Ending, Phase, Reason, Role, Settings
 from rallypoint.core.notices import Fenced, Refused, RunClosed, spell_out
 from tests.core.stage import Stage

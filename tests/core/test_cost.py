@@ -16,12 +16,9 @@ from types import FrameType
 import msgspec
 import pytest
 
-from rallypoint.core import authority, liveness, record, recovery, transition
-from rallypoint.core.authority import Authority
+from rallypoint.core import record, recovery, transition
 from rallypoint.core.changes import change
-from rallypoint.core.check import complaints
-from rallypoint.core.events import Announced, CloseAsked, Event, Joined, Left, Lost, Seat, Standing, TimePassed
-from rallypoint.core.liveness import Liveness
+from rallypoint.core.messages import Announced, CloseAsked, Event, Joined, Left, Lost, Seat, Standing, TimePassed
 from rallypoint.core.model import (
     Bounds,
     HeardRank,
@@ -35,7 +32,11 @@ from rallypoint.core.model import (
     Waiter,
     rank_bitmap,
 )
-from rallypoint.core.table import Table
+from rallypoint.server import authority, liveness
+from rallypoint.server.authority import Authority
+from rallypoint.server.liveness import Liveness
+from rallypoint.sorted_map import Table
+from simulation.check import complaints
 
 FEW, MANY = 100, 10_000
 GROWTH = 3  # the logarithm doubles from the one to the other

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core import authority, evictions, explain, liveness, transition
-from rallypoint.core.authority import Authority
-from rallypoint.core.events import Evicted, EvictionLifted, Standing
-from rallypoint.core.liveness import Liveness
+from rallypoint.core import evictions, explain, transition
+from rallypoint.core.messages import Evicted, EvictionLifted, Standing
 from rallypoint.core.model import Ending, Node, Phase, Reason, Role, Run, find_node, kept_out
 from rallypoint.core.notices import Fenced, KeepWaiting, Placed, RunClosed, spell_out
+from rallypoint.server import authority, liveness
+from rallypoint.server.authority import Authority
+from rallypoint.server.liveness import Liveness
 from tests.core.stage import Stage, member, sealed
 
 

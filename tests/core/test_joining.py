@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.core import transition
-from rallypoint.core.events import Lost, Seat
+from rallypoint.core.messages import Lost, Seat
 from rallypoint.core.model import Bounds, Phase, Reason, Role, Run
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, Refused
 from tests.core.stage import Stage, sealed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.events import Left, Standing
+from rallypoint.core.messages import Left, Standing
 from rallypoint.core.model import EndedIncarnation, Ending, OnGiveUp, Phase, Reason, Role, Run
 from rallypoint.core.notices import Broken, Refused, RunClosed
 from tests.core.stage import Stage, sealed

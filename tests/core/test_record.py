@@ -17,7 +17,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from rallypoint.core import codec, record, recovery
-from rallypoint.core.events import Standing
+from rallypoint.core.messages import Standing
 from rallypoint.core.model import (
     Bounds,
     Closing,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rallypoint.core import recovery, transition
-from rallypoint.core.events import Announced, Joined, Left, Seat, Standing
+from rallypoint.core.messages import Announced, Joined, Left, Seat, Standing
 from rallypoint.core.model import Bounds, Ending, Phase, Reason, Role, Settings
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
 from tests.core.stage import Stage, member

@@ -48,7 +48,7 @@ def test_the_scenarios_take_every_way_between_phases(monkeypatch: pytest.MonkeyP
         taken.add((run.phase, Phase.GATHERING))
         return found(run, *given)  # type: ignore[arg-type]
 
-    for name in ("changes", "recovery", "seal"):
+    for name in ("changes", "recovery", "sealing"):
         monkeypatch.setattr(f"rallypoint.core.{name}.enter", seen_enter)
     for name in ("joining", "recovery"):
         monkeypatch.setattr(f"rallypoint.core.{name}.found", seen_found)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 
-from rallypoint.core import node, record, recovery, transition
+from rallypoint.client import view as views
+from rallypoint.client.view import State, View
+from rallypoint.core import record, recovery, transition
 from rallypoint.core.changes import Durability
-from rallypoint.core.events import Announced, Joined, Left, Message, Seat, Standing
+from rallypoint.core.messages import Announced, Joined, Left, Message, Seat, Standing
 from rallypoint.core.model import (
     Bounds,
     EndedIncarnation,
@@ -26,7 +28,6 @@ from rallypoint.core.model import (
     Settings,
     rank_bitmap,
 )
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
 from rallypoint.core.record import Claim, Outcome, Record
 from tests.core.histories import KEEPING, History, histories
@@ -81,7 +82,7 @@ def say(stage: Stage, view: View, said: Message | None) -> View:
     assert said is not None
     stage.take(said)
     for told in stage.heard(view.node.id):
-        view = node.hear(view, told)
+        view = views.hear(view, told)
     return view
 
 
@@ -360,9 +361,9 @@ def test_a_fresh_node_that_beats_during_the_hold_does_not_keep_the_old_incarnati
 ) -> None:
     """Rule 17f: whether it goes on is decided by those who know it, and not by those who were told of it."""
     stage = took_over(finished=finished)
-    view, said = node.join(View(node=member("new"), bounds=bounds), 0.0, 600.0)
+    view, said = views.join(View(node=member("new"), bounds=bounds), 0.0, 600.0)
     view = say(stage, view, said)
-    say(stage, view, node.announce(view))
+    say(stage, view, views.announce(view))
     stage.wait(HOLD_S)
     assert stage.run.bounds == bounds
     assert stage.run.last == ENDED
@@ -370,7 +371,7 @@ def test_a_fresh_node_that_beats_during_the_hold_does_not_keep_the_old_incarnati
 
 def a_fresh_spare(stage: Stage) -> View:
     """A spare that has never heard of the run, as it knows it once it has asked."""
-    view, said = node.join(View(node=member("s", role=Role.SPARE), bounds=Bounds(1, 3)), 0.0, 600.0)
+    view, said = views.join(View(node=member("s", role=Role.SPARE), bounds=Bounds(1, 3)), 0.0, 600.0)
     return say(stage, view, said)
 
 
@@ -378,7 +379,7 @@ def test_a_fresh_spare_that_beats_during_the_hold_does_not_keep_the_old_incarnat
     """Rule 17f: it stands by, but not in that incarnation."""
     stage = took_over()
     view = a_fresh_spare(stage)
-    say(stage, view, node.announce(view))
+    say(stage, view, views.announce(view))
     stage.wait(HOLD_S)
     assert stage.run.last == ENDED
 
@@ -388,7 +389,7 @@ def test_a_fresh_spare_that_came_during_the_hold_is_not_told_that_its_run_has_fa
     stage = took_over()
     view = a_fresh_spare(stage)
     stage.wait(HOLD_S)
-    assert say(stage, view, node.announce(view)).state is State.SPARE
+    assert say(stage, view, views.announce(view)).state is State.SPARE
 
 
 @pytest.mark.parametrize("named", ["", "old", "other"])

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import settings as effort
 
 from rallypoint.core import transition
-from rallypoint.core.check import complaints
-from rallypoint.core.events import Standing
+from rallypoint.core.messages import Standing
 from rallypoint.core.model import Phase, Role
 from rallypoint.core.notices import KeepWaiting, StandBy, WaitingCount
 from rallypoint.core.phases import PHASE_CHANGES, diagram
+from simulation.check import complaints
 from tests.core.histories import History, histories
 from tests.core.stage import Stage, sealed
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.core.node import State
+from rallypoint.client.view import State
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import MemoryStore
 from tests.elastic.test_dynamic_rendezvous import PATIENCE_S, Cast

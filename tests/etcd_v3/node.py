@@ -16,8 +16,8 @@ from rallypoint import events
 from rallypoint.client.background import background
 from rallypoint.client.link import Link
 from rallypoint.client.member import Member
+from rallypoint.client.view import State
 from rallypoint.core.model import Reason
-from rallypoint.core.node import State
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.etcd_v3_handler import ETCD_V3
 from rallypoint.elastic.place import Place

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rallypoint import protocol
-from rallypoint.core.events import Joined
+from rallypoint.core.messages import Joined
 from rallypoint.core.model import Bounds, Node, Settings
 from rallypoint.core.notices import Placed
 

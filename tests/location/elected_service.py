@@ -13,7 +13,7 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.client.background import background
-from rallypoint.core.events import Joined
+from rallypoint.core.messages import Joined
 from rallypoint.core.model import Bounds, Node
 from rallypoint.core.record import Claim, Record, restored
 from rallypoint.server.effects import Effects

@@ -9,9 +9,8 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.client.session import Session
-from rallypoint.core.clock import LOOK_S
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Bounds, Node, RecordedWorld, Run, Settings
-from rallypoint.core.node import State, View
 from rallypoint.core.record import Claim, Record, decode, encode, restored
 from rallypoint.location.actions import Action, Bind, Read, Serve, Write
 from rallypoint.location.claiming import Candidate
@@ -19,6 +18,7 @@ from rallypoint.location.election import Election
 from rallypoint.location.register import Entry
 from rallypoint.location.registers.memory import MemoryRegister
 from rallypoint.location.serving import Serving
+from rallypoint.server.clock import LOOK_S
 from rallypoint.server.coordinator import Coordinator, Effects, ToRecord
 
 T = TypeVar("T")

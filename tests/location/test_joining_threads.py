@@ -19,8 +19,8 @@ from rallypoint.client.identity import this_node
 from rallypoint.client.link import Link
 from rallypoint.client.locator import Target
 from rallypoint.client.session import Session
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Bounds, Settings
-from rallypoint.core.node import State, View
 from rallypoint.errors import RendezvousError
 from rallypoint.location.fixed import FixedLocator
 from rallypoint.location.member import LocatedMember

@@ -8,13 +8,13 @@ import pytest
 
 from rallypoint import protocol
 from rallypoint.client.session import Session
-from rallypoint.core.authority import Authority, Output
+from rallypoint.client.view import State
 from rallypoint.core.changes import Durability
 from rallypoint.core.model import Bounds, Reason, Run
-from rallypoint.core.node import State
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed, StandBy
-from rallypoint.core.ranks import POLICIES
+from rallypoint.core.ranking import POLICIES
 from rallypoint.core.record import of
+from rallypoint.server.authority import Authority, Output
 from rallypoint.server.effects import ToRecord
 from rallypoint.server.runs import Change, Input, Runs, Turn
 from tests.location.support import SETTINGS, START, Server, state_of

@@ -8,8 +8,8 @@ import pytest
 
 from rallypoint import protocol
 from rallypoint.client.session import Session
+from rallypoint.client.view import State
 from rallypoint.core.model import Bounds
-from rallypoint.core.node import State
 from rallypoint.core.notices import Broken, KeepWaiting
 from rallypoint.core.record import Record
 from rallypoint.location.actions import ClaimedAgain, Doubt, Read, Renewed, Stop, Write

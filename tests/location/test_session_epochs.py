@@ -9,9 +9,9 @@ import pytest
 
 from rallypoint import protocol
 from rallypoint.client.session import Session
-from rallypoint.core.events import CloseAsked, Left
+from rallypoint.client.view import State
+from rallypoint.core.messages import CloseAsked, Left
 from rallypoint.core.model import Bounds, Reason
-from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
 from tests.location.support import Server, is_heard
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.authority import Authority
 from rallypoint.core.model import Closing, Ending, Phase, Run
 from rallypoint.server.admission import Admission
+from rallypoint.server.authority import Authority
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Hosted
 from rallypoint.server.sockets import is_from_this_machine

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.events import CloseAsked, Joined
+from rallypoint.core.messages import CloseAsked, Joined
 from rallypoint.core.model import Bounds, Closing, Ending, Node, Run
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.limits import Limits

@@ -6,9 +6,9 @@ import pytest
 
 from rallypoint.core import evictions
 from rallypoint.core.model import Node, Run, Waiter
-from rallypoint.core.table import Table
 from rallypoint.errors import RendezvousError
 from rallypoint.report import node_to_evict
+from rallypoint.sorted_map import Table
 
 NOW = 100.0
 

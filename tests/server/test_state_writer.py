@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rallypoint import protocol
 from rallypoint.core import record
-from rallypoint.core.events import Joined, Left
+from rallypoint.core.messages import Joined, Left
 from rallypoint.core.model import Bounds, Node, Reason
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.state_file import StateFile

@@ -39,7 +39,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "no seal id check: a node takes every notice for its own",
-        "core/node.py",
+        "client/view.py",
         "if view.world is None or said.seal_id != view.world.seal_id:",
         "if view.world is None:",
     ),
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         "a late end of an old connection is honoured",
-        "core/liveness.py",
+        "server/liveness.py",
         "if known is None or connection != known.connection or known.ended is not None:",
         "if known is None or known.ended is not None:",
     ),
@@ -93,19 +93,19 @@ MUTANTS = [
     ),
     Mutant(
         "a round number is used again",
-        "core/seal.py",
+        "core/sealing.py",
         "World(run.incarnation, run.round + 1,",
         "World(run.incarnation, max(run.round, 1),",
     ),
     Mutant(
         "a stall of the authority counts as silence of the nodes",
-        "core/clock.py",
+        "server/clock.py",
         "if gap <= 2 * LOOK_S:",
         "if True:",
     ),
     Mutant(
         "a node goes back to an older world",
-        "core/node.py",
+        "client/view.py",
         "said.incarnation != view.incarnation or said.round <= view.world.round",
         "False",
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import simulation
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
 from simulation import scenario
 from simulation.__main__ import main
 from simulation.campaign import campaign
@@ -91,8 +91,8 @@ def test_the_simulation_decides_nothing_itself() -> None:
             if isinstance(item, ast.Call) and isinstance(item.func, ast.Name):
                 # Making a notice, a step or a run is deciding.
                 assert item.func.id not in {"Placed", "Broken", "Fenced", "RunClosed", "Step", "Run", "Notice"}, file
-    for needed in ("authority", "node", "record"):
-        assert f"rallypoint.core.{needed}" in imported
+    for needed in ("server.authority", "client.view", "core.record"):
+        assert f"rallypoint.{needed}" in imported
 
 
 def test_the_demo_ends_well(capsys: pytest.CaptureFixture[str]) -> None:

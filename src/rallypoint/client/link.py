@@ -25,9 +25,9 @@ from rallypoint.client.background import background
 from rallypoint.client.locator import Locator, Target
 from rallypoint.client.probe import what_answers
 from rallypoint.client.session import Session
+from rallypoint.client.view import State, View
 from rallypoint.client.waiters import Waiters
 from rallypoint.core.model import EndedIncarnation, Node, Reason
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.protocol import Peer

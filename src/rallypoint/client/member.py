@@ -15,12 +15,12 @@ import msgspec
 
 from rallypoint import events
 from rallypoint.client import outcomes
+from rallypoint.client import view as views
 from rallypoint.client.link import Link, Prepare
 from rallypoint.client.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
+from rallypoint.client.view import State, View
 from rallypoint.core import explain
-from rallypoint.core import node as core
 from rallypoint.core.model import Node, Reason
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import (
     RendezvousConnectionError,
@@ -104,7 +104,7 @@ class Member:
     def waiting(self) -> int:
         """Rule 6b: from memory, at once."""
         self.link.check()
-        return core.num_nodes_waiting(self.view, time.monotonic())
+        return views.num_nodes_waiting(self.view, time.monotonic())
 
     def why_waiting(self) -> str:
         """What is awaited, in words (rule 11); empty where nothing is."""

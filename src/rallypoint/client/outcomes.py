@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rallypoint.client.view import State, View
 from rallypoint.core.model import Ending
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from rallypoint import heartbeats, protocol
-from rallypoint.core import node as core
-from rallypoint.core.events import Announced, CloseAsked, Left
+from rallypoint.client import view as views
+from rallypoint.client.view import State, View
+from rallypoint.core.messages import Announced, CloseAsked, Left
 from rallypoint.core.model import EndedIncarnation, Node, Reason
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import Placed, RunClosed
 from rallypoint.errors import RendezvousStateError
 from rallypoint.protocol import Serving
@@ -87,14 +87,14 @@ class Session:
     def ended(self, now: float) -> None:
         """The connection is gone."""
         self.connected = self.welcomed = False
-        self.view = core.disconnected(self.view, now)
+        self.view = views.disconnected(self.view, now)
         for answer in self._take_questions():
             answer(protocol.Done(0, False, "the connection to the authority ended"))
 
     def beat(self, now: float) -> bytes:
         """A heartbeat is due: all that the node knows, once more (rule 14); a ping where there is nothing to say."""
         self._look(now)
-        self.view = core.passed(self.view, now)
+        self.view = views.passed(self.view, now)
         return (self._announce() or _PING) if self.connected else b""
 
     @property
@@ -110,7 +110,7 @@ class Session:
 
     def join(self, now: float, timeout_s: float) -> bytes:
         """Ask for a place in the next world; that it left before is over with that."""
-        self.view, message = core.join(self.view, now, timeout_s)
+        self.view, message = views.join(self.view, now, timeout_s)
         self.has_left = False
         self._unheard = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
         return protocol.frame(message) if self.connected else b""
@@ -118,7 +118,7 @@ class Session:
     def leave(self, reason: Reason, why: str = "") -> bytes:
         """Leave for good."""
         place = _place_of(self.view)
-        self.view, message = core.leave(self.view, reason, why)
+        self.view, message = views.leave(self.view, reason, why)
         self.has_left = True
         self._before_leaving = place if message.reason is not Reason.FINISHED else None
         return self._insist(message)
@@ -129,7 +129,7 @@ class Session:
 
     def told_ended(self, how: EndedIncarnation) -> None:
         """The register says that an incarnation has ended: its members need no server to know it (rule 17h)."""
-        self.view = core.hear(self.view, RunClosed(how.incarnation, how.ending, how.why))
+        self.view = views.hear(self.view, RunClosed(how.incarnation, how.ending, how.why))
         if self.view.state is State.CLOSED and self.view.incarnation == how.incarnation:
             self._unheard = {
                 n: said
@@ -144,7 +144,7 @@ class Session:
 
     def reborn(self, node: Node) -> None:
         """After being fenced: another identity, which needs a connection of its own."""
-        self.view = core.reborn(self.view, node)
+        self.view = views.reborn(self.view, node)
         closes = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
         self._unheard = {n: msgspec.structs.replace(said, by=node.id) for n, said in closes.items()}
         self.connection = 0
@@ -178,7 +178,7 @@ class Session:
         """A node that was itself paused for longer than it is waited for distrusts its world at once (rule 9)."""
         pause_s = now - self._looked_at if self._looked_at is not None else 0.0
         if pause_s > self.view.settings.heartbeat_timeout_s and not self._is_beside_server:
-            self.view = core.paused(self.view, pause_s)
+            self.view = views.paused(self.view, pause_s)
         self._looked_at = now
 
     @property
@@ -204,10 +204,10 @@ class Session:
         elif isinstance(message, protocol.Challenge):
             raise RendezvousStateError("the server challenges a node, as it should a visitor only")
         else:
-            self.view = core.hear(self.view, message)
+            self.view = views.hear(self.view, message)
             if isinstance(message, Placed):
                 # A server in doubt seals nothing: this one is not, or not any more.
-                self.view = core.connected(self.view)
+                self.view = views.connected(self.view)
                 self.serving = msgspec.structs.replace(self.serving, in_doubt=False)
                 self.server_ranks = (message.seal_id, message.server_ranks)
 
@@ -239,7 +239,7 @@ class Session:
         # A pong that was overtaken may name an older epoch of the same claim.
         self.serving = msgspec.structs.replace(serving, epoch=known.epoch) if is_lower and known.claim_id else serving
         self._epoch = known if is_lower else serving
-        self.view = core.disconnected(self.view, now) if serving.in_doubt else core.connected(self.view)
+        self.view = views.disconnected(self.view, now) if serving.in_doubt else views.connected(self.view)
 
     def _answered(self, message: protocol.Answer) -> None:
         self._unheard.pop(message.number, None)
@@ -263,7 +263,7 @@ class Session:
         return protocol.frame(self._before_leaving) if leaves and self._before_leaving is not None else b""
 
     def _announce(self) -> bytes:
-        message = core.announce(self.view)
+        message = views.announce(self.view)
         return (b"" if message is None else protocol.frame(message)) + self._unheard_frames()
 
     def _take_questions(self) -> list[Callable[[protocol.Answer], None]]:
@@ -275,4 +275,4 @@ def _place_of(view: View) -> Announced | None:
     """What a node announces that has a place in a world, also if it waits for the next one."""
     if view.world is None or view.state not in (State.HOLDS, State.BROKEN, State.WAITING, State.SPARE):
         return None
-    return core.announce(view if view.state is State.HOLDS else msgspec.structs.replace(view, state=State.BROKEN))
+    return views.announce(view if view.state is State.HOLDS else msgspec.structs.replace(view, state=State.BROKEN))

@@ -18,8 +18,8 @@ from typing import Protocol, TextIO
 
 import msgspec
 
+from rallypoint.client.view import State, View
 from rallypoint.core import explain
-from rallypoint.core.node import State, View
 
 log = logging.getLogger("rallypoint")
 

@@ -1,4 +1,4 @@
 """The core: a rendezvous as one pure function (`transition.step`), and nothing that touches the world.
 
-Read `model`, then `transition`; `seal`, `joining`, `leaving` and `recovery` are its chapters.
+Read `model`, then `transition`; `sealing`, `joining`, `leaving` and `recovery` are its chapters.
 """

@@ -13,7 +13,7 @@ import msgspec
 from rallypoint.core.model import Bounds, Closing, Crash, EndedIncarnation, Ending, Phase, Run, Settings
 from rallypoint.core.notices import Broken, Notice, RunClosed, Said
 from rallypoint.core.phases import PHASE_CHANGES
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
 
 
 class Durability(enum.IntEnum):

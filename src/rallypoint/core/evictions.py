@@ -12,7 +12,7 @@ import msgspec
 
 from rallypoint.core import explain
 from rallypoint.core.changes import Step, change, tell
-from rallypoint.core.events import Announced, Joined, Standing
+from rallypoint.core.messages import Announced, Joined, Standing
 from rallypoint.core.model import Eviction, Node, Phase, Run, find_waiter, kept_out
 from rallypoint.core.notices import Fenced, KeepWaiting, Notice
 

@@ -8,10 +8,10 @@ import msgspec
 
 from rallypoint.core import explain, recovery
 from rallypoint.core.changes import Durability, Step, break_world, change, found, pause_ends, tell
-from rallypoint.core.events import Announced, Joined
+from rallypoint.core.messages import Announced, Joined
 from rallypoint.core.model import Node, Phase, Request, Role, Run, Waiter, find_waiter, is_loopback
 from rallypoint.core.notices import Fenced, Refused, RunClosed, place
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
 
 LOOKED_AT = 16
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rallypoint.core.model import Count, Ending, Round, Seconds, Text, Token, World
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed", omit_defaults=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from rallypoint.core import explain
 from rallypoint.core.changes import Durability, Step, change, close, depart, emptied, enter, found, tell
-from rallypoint.core.events import Announced, Joined, Seat, Standing
+from rallypoint.core.messages import Announced, Joined, Seat, Standing
 from rallypoint.core.model import (
     EndedIncarnation,
     Ending,
@@ -34,7 +34,7 @@ from rallypoint.core.model import (
     ranks_of,
 )
 from rallypoint.core.notices import Broken, Fenced, Notice, Refused
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
 
 
 class _WorldName(msgspec.Struct, frozen=True):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rallypoint.core import evictions, explain, joining, leaving, recovery, seal
+from rallypoint.core import evictions, explain, joining, leaving, recovery, sealing
 from rallypoint.core.changes import Step, break_world, change, close, emptied, tell
-from rallypoint.core.events import (
+from rallypoint.core.messages import (
     Announced,
     CloseAsked,
     Event,
@@ -23,8 +23,8 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.model import EndedIncarnation, Phase, Role, Run, Waiter, find_waiter
 from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, Refused, RunClosed, StandBy, WaitingCount
-from rallypoint.core.ranks import POLICIES, RankPolicy
-from rallypoint.core.table import Table
+from rallypoint.core.ranking import POLICIES, RankPolicy
+from rallypoint.sorted_map import Table
 
 TELL_INTERVAL_S = 1.0
 
@@ -83,7 +83,7 @@ def waiting_count(run: Run, now: float) -> int:
 
 def situation(run: Run, now: float) -> str:
     """Where the run stands, in one sentence (rule 11)."""
-    why = seal.decide(run, now).why if run.phase is Phase.GATHERING else ""
+    why = sealing.decide(run, now).why if run.phase is Phase.GATHERING else ""
     return explain.situation(run, now, why)
 
 
@@ -268,13 +268,13 @@ def _gather(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy])
     if not run.live:
         return Step(change(run, last_call_ends=None, regroup_ends=None))
     run = _call(run, now)
-    verdict = seal.decide(run, now)
-    return seal.seal(run, verdict.why, now, mint, policies) if verdict.seal else Step(run)
+    verdict = sealing.decide(run, now)
+    return sealing.seal(run, verdict.why, now, mint, policies) if verdict.seal else Step(run)
 
 
 def _call(run: Run, now: float) -> Run:
     """The last call begins when a first round has its minimum, also while the server still listens (rules 4, 14)."""
-    if not seal.minimum_reached(run, now):
+    if not sealing.minimum_reached(run, now):
         return run if run.last_call_ends is None else change(run, last_call_ends=None)
     if run.last_call_ends is None:
         return change(run, last_call_ends=now + run.settings.last_call_s)
@@ -326,7 +326,7 @@ def _wait(run: Run, waiter: Waiter, now: float) -> tuple[str, float | None]:
         return explain.recovering(run, now), run.hold_ends
     if run.phase is Phase.SEALED:
         return explain.admission(run, now), None
-    verdict = seal.decide(run, now)
+    verdict = sealing.decide(run, now)
     return verdict.why, verdict.until
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
+from rallypoint.client.view import State
 from rallypoint.core.model import Phase, Run
-from rallypoint.core.node import State
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.location.actions import (
     Action,

@@ -12,8 +12,8 @@ from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve, serve_here
 from rallypoint.client.session import Session
+from rallypoint.client.view import View
 from rallypoint.core.model import Bounds, Node, Reason, Settings
-from rallypoint.core.node import View
 
 
 class LocatedMember(Member):

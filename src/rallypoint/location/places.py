@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint.client.session import Session
-from rallypoint.core.node import State
+from rallypoint.client.view import State
 
 _OUT = (State.CLOSED, State.REFUSED, State.FENCED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rallypoint.core import evictions, explain
-from rallypoint.core.events import CloseAsked, Evicted, EvictionLifted
+from rallypoint.core.messages import CloseAsked, Evicted, EvictionLifted
 from rallypoint.core.model import Run, kept_out
 from rallypoint.errors import RendezvousError
 from rallypoint.protocol import AskClose, AskEvict, AskLift

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from rallypoint import heartbeats, protocol
-from rallypoint.core import authority as host
 from rallypoint.core import recovery
-from rallypoint.core.authority import Authority, Output
-from rallypoint.core.clock import LOOK_S, AwakeClock, just_woke, look
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Message, Standing
+from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Message, Standing
 from rallypoint.core.model import Predecessor, Run, Settings
 from rallypoint.core.notices import KeepWaiting, Placed
-from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.ranking import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousError, RendezvousStateError
 from rallypoint.server import administration, queries
+from rallypoint.server import authority as host
 from rallypoint.server.admission import Admission
+from rallypoint.server.authority import Authority, Output
 from rallypoint.server.caller import Caller
+from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
 from rallypoint.server.effects import Effects, Happening, ToRecord
 from rallypoint.server.limits import Limits
 from rallypoint.server.runs import Input, Runs, Turn

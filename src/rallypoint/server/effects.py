@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rallypoint.core.events import Left, Lost
+from rallypoint.core.messages import Left, Lost
 from rallypoint.core.model import Run
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rallypoint.core import authority as host
-from rallypoint.core.authority import Authority, Output
 from rallypoint.core.changes import Durability
-from rallypoint.core.events import Left
-from rallypoint.core.liveness import NO_BEATS
+from rallypoint.core.messages import Left
 from rallypoint.core.model import Run, Settings
-from rallypoint.core.ranks import RankPolicy
+from rallypoint.core.ranking import RankPolicy
+from rallypoint.server import authority as host
+from rallypoint.server.authority import Authority, Output
+from rallypoint.server.liveness import NO_BEATS
 
 DEFAULTS = Settings()
 LONGEST_HOLD_S = 120.0

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import VERDICT_S
+from rallypoint.client.view import State
 from rallypoint.client.wait_reports import LogReporter, reported
 from rallypoint.core.model import Reason
-from rallypoint.core.node import State
 from rallypoint.core.notices import Placed
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError

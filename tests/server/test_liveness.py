@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core import liveness
-from rallypoint.core.events import Lost
-from rallypoint.core.liveness import Liveness
+from rallypoint.core.messages import Lost
 from rallypoint.core.model import Settings
+from rallypoint.server import liveness
+from rallypoint.server.liveness import Liveness
 
 SETTINGS = Settings(reconnect_grace_s=0.15, heartbeat_timeout_s=5.0)
 

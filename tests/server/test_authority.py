@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rallypoint.core import authority, ranks, record
-from rallypoint.core.authority import Authority, Output
+from rallypoint.core import ranking, record
 from rallypoint.core.changes import Durability
-from rallypoint.core.events import Announced, CloseAsked, Joined, Left, Lost, Message, Seat, Standing
+from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Lost, Message, Seat, Standing
 from rallypoint.core.model import Bounds, Phase, Reason, Settings
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed
-from rallypoint.core.ranks import Candidate, Ranking
+from rallypoint.core.ranking import Candidate, Ranking
+from rallypoint.server import authority
+from rallypoint.server.authority import Authority, Output
 from tests.core.stage import member
 
 BOUNDS = Bounds(2, 3)
@@ -191,9 +192,9 @@ def test_the_end_of_a_doubt_seals_with_the_policies_of_the_server() -> None:
     """Rule 5: the policy is replaceable."""
 
     def latest_first(candidates: Sequence[Candidate]) -> Ranking:
-        return Ranking(ranks.arrival(candidates).members[::-1])
+        return Ranking(ranking.arrival(candidates).members[::-1])
 
-    policies = {**ranks.POLICIES, "mine": latest_first}
+    policies = {**ranking.POLICIES, "mine": latest_first}
     host = Host()
     host.out = authority.hinder(host.authority, "in doubt", host.now, host.mint(), policies)
     for node_id in "ab":

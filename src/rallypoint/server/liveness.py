@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from rallypoint.core.clock import LOOK_S
-from rallypoint.core.events import Lost
+from rallypoint.core.messages import Lost
 from rallypoint.core.model import Settings
-from rallypoint.core.table import Table
+from rallypoint.server.clock import LOOK_S
+from rallypoint.sorted_map import Table
 
 NO_BEATS: Mapping[str, float] = MappingProxyType({})
 

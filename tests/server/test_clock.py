@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.core import clock, liveness
-from rallypoint.core.clock import LOOK_S, AwakeClock
-from rallypoint.core.liveness import Liveness
 from rallypoint.core.model import Settings
+from rallypoint.server import clock, liveness
+from rallypoint.server.clock import LOOK_S, AwakeClock
+from rallypoint.server.liveness import Liveness
 
 SETTINGS = Settings(reconnect_grace_s=0.15, heartbeat_timeout_s=5.0)
 

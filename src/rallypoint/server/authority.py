@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rallypoint.core import liveness, recovery, transition
+from rallypoint.core import recovery, transition
 from rallypoint.core.changes import Durability, Step, change
-from rallypoint.core.events import Announced, Event, Evicted, Joined, Left, Lost, Message
-from rallypoint.core.liveness import Liveness
+from rallypoint.core.messages import Announced, Event, Evicted, Joined, Left, Lost, Message
 from rallypoint.core.model import Phase, Run, Settings
 from rallypoint.core.notices import Said, spell_out
-from rallypoint.core.ranks import POLICIES, RankPolicy
+from rallypoint.core.ranking import POLICIES, RankPolicy
+from rallypoint.server import liveness
+from rallypoint.server.liveness import Liveness
 
 HOLD_S = Settings().hold_s
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
 
 # One more than fills a tree of two levels: the last leaf of a table built of so many stands alone in its branch.
 LONE_CHILD = 32 * 32 + 1

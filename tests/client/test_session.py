@@ -9,9 +9,9 @@ import pytest
 
 from rallypoint import protocol
 from rallypoint.client.session import Session
-from rallypoint.core.events import Left
+from rallypoint.client.view import State, View
+from rallypoint.core.messages import Left
 from rallypoint.core.model import Bounds, Node, Reason
-from rallypoint.core.node import State, View
 from rallypoint.core.notices import Fenced
 from rallypoint.server.coordinator import Coordinator
 

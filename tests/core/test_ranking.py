@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rallypoint.core.model import Node
 from rallypoint.core.notices import Placed
-from rallypoint.core.ranks import POLICIES, Candidate, Ranking, arrival, natural, rank, sticky
+from rallypoint.core.ranking import POLICIES, Candidate, Ranking, arrival, natural, rank, sticky
 from rallypoint.errors import RendezvousError
 from tests.core.stage import Stage, member, sealed
 

@@ -9,7 +9,7 @@ import enum
 
 import msgspec
 
-from rallypoint.core.events import Announced, Joined, Left, Seat, Standing
+from rallypoint.core.messages import Announced, Joined, Left, Seat, Standing
 from rallypoint.core.model import Bounds, Ending, Node, Reason, Settings
 from rallypoint.core.notices import (
     Broken,

@@ -10,8 +10,8 @@ from rallypoint.core import explain
 from rallypoint.core.changes import Durability, Step, charge, enter
 from rallypoint.core.model import Phase, Run, Waiter, World
 from rallypoint.core.notices import Notice, Sealed, StandBy
-from rallypoint.core.ranks import STICKY, Candidate, RankPolicy, rank
-from rallypoint.core.table import Table
+from rallypoint.core.ranking import STICKY, Candidate, RankPolicy, rank
+from rallypoint.sorted_map import Table
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from rallypoint.core.changes import change
-from rallypoint.core.check import complaints
 from rallypoint.core.model import Bounds, HeardRank, Phase, Predecessor, RecordedWorld, Role, Run, Waiter
-from rallypoint.core.table import Table
+from rallypoint.sorted_map import Table
+from simulation.check import complaints
 from tests.core.stage import Stage, member, sealed
 
 
