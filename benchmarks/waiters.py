@@ -13,8 +13,8 @@ import time
 
 from benchmarks.processes import answer
 from rallypoint.server.sockets import raise_file_limit
-from rallypoint.stores import wire
-from rallypoint.stores.wire import Query
+from rallypoint.stores.tcp import wire
+from rallypoint.stores.tcp.wire import Query
 
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=7)
 PING = wire.request(Query.PING, number=7)

@@ -16,7 +16,7 @@ from rallypoint.core.record import Outcome, Record, encode
 from rallypoint.elastic.etcd_v2_client import make_client
 from rallypoint.stores import FileStore, TcpStore
 from rallypoint.stores.base import Term
-from rallypoint.stores.etcd_v2 import Keys, Node
+from rallypoint.stores.etcd_v2.keys import Keys, Node
 from tests.cli.processes import answer, answer_json, refused
 from tests.etcd.servers import HOST, shared
 from tests.location.elected_service import a_claim, a_record, nobody, serving, waiting_node

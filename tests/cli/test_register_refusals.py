@@ -17,7 +17,7 @@ import pytest
 
 from rallypoint.core.record import encode
 from rallypoint.stores import StoreServer, TcpStore, listen
-from rallypoint.stores.wire import Query
+from rallypoint.stores.tcp.wire import Query
 from tests.cli.processes import answer, cli, free_port, refused
 from tests.etcd.servers import shared
 from tests.location.elected_service import serving

@@ -24,7 +24,7 @@ from rallypoint.elastic.registry import get_rendezvous_handler
 from rallypoint.elastic.utils import _parse_rendezvous_config
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.stores import MemoryStore, TcpStore
-from rallypoint.stores.file import FileStore
+from rallypoint.stores.file.store import FileStore
 from rallypoint.torch_bridge import stores_c10d
 from tests.faults.harness import Stage, free_port
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.elastic.etcd_v2_client import make_client
-from rallypoint.stores.etcd_v2 import token
+from rallypoint.stores.etcd_v2.keys import token
 from tests.etcd.proxy import Proxy, proxy_to
 from tests.etcd.servers import VERSIONS, Cluster, running, shared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from rallypoint.stores.etcd_v2_store import EtcdV2Store
+from rallypoint.stores.etcd_v2.store import EtcdV2Store
 from tests.etcd.servers import shared
 from tests.stores.kinds import SOON, Kind, Open, under
 
@@ -13,7 +13,7 @@ LACKS = frozenset({"limits", "8 MiB", "long appends"})
 
 
 def _etcd(version: str, stack: ExitStack) -> Open:
-    from rallypoint.stores.etcd_v2 import token
+    from rallypoint.stores.etcd_v2.keys import token
 
     client, prefix = shared(version).client(), f"/contract/{token()}"
     return lambda: EtcdV2Store(client, prefix, SOON)

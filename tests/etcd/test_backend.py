@@ -154,7 +154,7 @@ def test_a_refusal_whose_answer_is_lost_is_reported_as_refused(
 def test_a_write_that_was_overwritten_before_its_answer_came_was_written_all_the_same(
     proxy: Proxy, proxied: Any, one_etcd: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rallypoint.stores.etcd_v2 import Keys
+    from rallypoint.stores.etcd_v2.keys import Keys
 
     backend = EtcdRendezvousBackend(proxied, name, "/documents")
     other = EtcdRendezvousBackend(one_etcd.client(), name, "/documents")

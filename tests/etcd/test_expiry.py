@@ -12,7 +12,7 @@ import pytest
 from rallypoint.elastic import etcd_protocol as protocol
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.registry import get_rendezvous_handler
-from rallypoint.stores.etcd_v2 import token
+from rallypoint.stores.etcd_v2.keys import token
 from tests.etcd.servers import Cluster, running, wait_until
 
 ROOTS = {"etcd-v2": "/torch/elastic", "etcd": "/torchelastic/p2p"}

@@ -335,7 +335,7 @@ def test_a_keep_alive_key_that_was_lost_comes_back(one: Stage, monkeypatch: pyte
 
 
 def test_keeping_alive_outlives_every_error(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rallypoint.stores.etcd_v2 import Keys
+    from rallypoint.stores.etcd_v2.keys import Keys
 
     monkeypatch.setattr(protocol, "KEEP_ALIVE_TTL_S", 2)
     prolong, failures = Keys.prolong, [StoreError("away"), RuntimeError("a bug")]

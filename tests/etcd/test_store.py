@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore as TorchEt
 
 from rallypoint.elastic.etcd_store import EtcdStore
 from rallypoint.stores import StoreError
-from rallypoint.stores.etcd_v2 import Keys
-from rallypoint.stores.etcd_v2_names import LARGEST_VALUE
-from rallypoint.stores.etcd_v2_store import EtcdV2Store
+from rallypoint.stores.etcd_v2.encoding import LARGEST_VALUE
+from rallypoint.stores.etcd_v2.keys import Keys
+from rallypoint.stores.etcd_v2.store import EtcdV2Store
 from tests.etcd.counting import count_while_leaders_fail
 from tests.etcd.proxy import Proxy
 from tests.etcd.servers import Cluster

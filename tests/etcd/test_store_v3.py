@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rallypoint.etcd_client import EtcdClient, Guarded, User, Watch
 from rallypoint.etcd_client.watch_state import Phase
 from rallypoint.stores import EtcdV3Store, QueueEmptyError, StoreError, StoreTimeoutError
-from rallypoint.stores.etcd_v3_values import PART_BYTES
+from rallypoint.stores.etcd_v3.large_values import PART_BYTES
 from rallypoint.torch_bridge.etcd_v3_store import EtcdV3StoreForTorch
 from tests.etcd.counting import count_while_leaders_fail
 from tests.etcd.gloo_rank import sum_up

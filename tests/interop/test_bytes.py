@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from rallypoint.stores import wire
-from rallypoint.stores.wire import Query
+from rallypoint.stores.tcp import wire
+from rallypoint.stores.tcp.wire import Query
 from tests.stores.kinds import SOON_S
 
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC)

@@ -15,7 +15,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from rallypoint.stores import FileStore, StoreError, records, storefile
+from rallypoint.stores import FileStore, StoreError
+from rallypoint.stores.file import locked_file, record_format
 from tests.stores.kinds import SOON
 
 
@@ -123,7 +124,7 @@ class Orders:
         An order to open counts from the opening on.  Returns whether it got to the end unharmed.
         """
         if not (child := os.fork()):
-            records.COMPACT_FROM = compact_from
+            record_format.COMPACT_FROM = compact_from
             if order[0] != "open":
                 self.open(path)
             _perish_after(written)
@@ -161,7 +162,7 @@ def _perish_after(written: int) -> None:
         count()
         truncate(file, length)
 
-    storefile.write_at = write_at
+    locked_file.write_at = write_at
     os.ftruncate = ftruncate
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.stores import FileStore, Limits, StoreError, StoreTimeoutError, file, journal, locks, records
+from rallypoint.stores import FileStore, Limits, StoreError, StoreTimeoutError
 from rallypoint.stores.data import KeyValues
-from rallypoint.stores.journal import Sleeper
+from rallypoint.stores.file import append_log, locks, record_format
+from rallypoint.stores.file import store as file
+from rallypoint.stores.file.append_log import Sleeper
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import BRIEFLY, SOON, SOON_S
 
@@ -246,14 +248,14 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
     store = FileStore(path)
     store.append("key", "a")
 
-    apply = records.apply
+    apply = record_format.apply
 
-    def interrupted(data: KeyValues[Sleeper], operation: records.Operation) -> None:
+    def interrupted(data: KeyValues[Sleeper], operation: record_format.Operation) -> None:
         apply(data, operation)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "apply", interrupted)
+        patched.setattr(record_format, "apply", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.append("key", "b")
     assert store.get("key") == b"ab"
@@ -262,7 +264,7 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
 
 
 def test_a_store_may_be_closed_in_the_middle_of_its_own_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_PATIENCE_TO_LEAVE_S", 0.0)
+    monkeypatch.setattr(append_log, "_PATIENCE_TO_LEAVE_S", 0.0)
     store = FileStore(path)
     with store._journal.writing(SOON_S):  # where a signal's handler finds it
         store.close()
@@ -296,7 +298,7 @@ def test_what_is_no_store_is_not_touched(path: Path) -> None:
         path.write_bytes(content)
         refusal(path, "no store file of Rallypoint's")
         assert path.read_bytes() == content
-    path.write_bytes(records.MAGIC.replace(b"1", b"2") + b"\0" * 300)
+    path.write_bytes(record_format.MAGIC.replace(b"1", b"2") + b"\0" * 300)
     refusal(path, "another version of Rallypoint")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.stores import FileStore, StoreError, locks, records, storefile
+from rallypoint.stores import FileStore, StoreError
+from rallypoint.stores.file import locked_file, locks, record_format
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import SOON
 
@@ -36,7 +37,7 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture
 def compacts_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "COMPACT_FROM", 64)
+    monkeypatch.setattr(record_format, "COMPACT_FROM", 64)
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def test_a_writer_killed_at_any_byte_leaves_all_or_nothing(
         assert not path.exists()
         written += 1
     assert seen == {False, True}
-    assert written > 2 * records.SECOND_COPY - 2 * records.FIRST_COPY, "it was not killed at every byte"
+    assert written > 2 * record_format.SECOND_COPY - 2 * record_format.FIRST_COPY, "it was not killed at every byte"
 
 
 @pytest.mark.parametrize("left", ["nothing", "a run that was killed", "a run that ended well"])
@@ -124,14 +125,14 @@ def test_an_opener_killed_at_any_byte_keeps_nobody_out(path: Path, worker: Worke
 
 def watch_writes(make: Callable[[], object]) -> list[tuple[bytes, int]]:
     """All that is written to files meanwhile, and where."""
-    writes, write_at = list[tuple[bytes, int]](), storefile.write_at
+    writes, write_at = list[tuple[bytes, int]](), locked_file.write_at
 
     def watched(file: int, content: bytes, place: int) -> None:
         writes.append((content, place))
         write_at(file, content, place)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(storefile, "write_at", watched)
+        patched.setattr(locked_file, "write_at", watched)
         make()
     return writes
 
@@ -151,7 +152,7 @@ def test_every_prefix_of_every_write_reads_as_before_or_after(
     path: Path, monkeypatch: pytest.MonkeyPatch, compacting: bool
 ) -> None:
     if not compacting:
-        monkeypatch.setattr(records, "COMPACT_FROM", NEVER)
+        monkeypatch.setattr(record_format, "COMPACT_FROM", NEVER)
     store = FileStore(path, timeout=SOON)
     fill(store)
     file, before = path.read_bytes(), contents(store)
@@ -177,7 +178,11 @@ def test_what_was_seen_after_one_writer_was_killed_is_not_lost_when_a_second_one
     file = path.read_bytes()
     writes = watch_writes(lambda: store.set("key", "new"))
     # The first was killed between the two copies of the head, so that what it wrote can be seen.
-    half = [raw for raw in states(file, writes) if raw[records.SECOND_COPY :][:84] == file[records.SECOND_COPY :][:84]]
+    half = [
+        raw
+        for raw in states(file, writes)
+        if raw[record_format.SECOND_COPY :][:84] == file[record_format.SECOND_COPY :][:84]
+    ]
     path.write_bytes(half[-1])
     with FileStore(path) as reader:
         assert reader.get("key") == b"new"
@@ -198,7 +203,7 @@ TAILS = {
     "one byte": b"\xff",
     "zeros": bytes(500),
     "noise": bytes(range(255, 0, -1)),
-    "half a record": records.record([records.Operation(records.Verb.PUT, b"key", b"torn")], 0)[:-3],
+    "half a record": record_format.record([record_format.Operation(record_format.Verb.PUT, b"key", b"torn")], 0)[:-3],
 }
 
 
@@ -223,7 +228,9 @@ def test_a_whole_record_that_was_not_committed_is_not_seen(path: Path) -> None:
     store = FileStore(path)
     fill(store)
     before = contents(store)
-    record = records.record([records.Operation(records.Verb.PUT, b"key", b"torn")], records.seed(store._journal._head))
+    record = record_format.record(
+        [record_format.Operation(record_format.Verb.PUT, b"key", b"torn")], record_format.seed(store._journal._head)
+    )
     with path.open("ab") as file:
         file.write(record)
     with FileStore(path) as fresh:
@@ -254,11 +261,11 @@ def test_a_flipped_bit_is_harmless_or_an_error_but_never_another_value(path: Pat
                     assert contents(store) == before
                     store.set("key", "old")
                     assert contents(FileStore(path)) == before
-                    assert place < records.LOG_START, "a record without a checksum"
+                    assert place < record_format.LOG_START, "a record without a checksum"
                 except StoreError as exc:
                     assert "damaged" in str(exc) or "Rallypoint" in str(exc)  # noqa: PT017  # it may be harmless
                     refused += 1
-    assert refused == 3 * (len(whole) - records.LOG_START + len(records.MAGIC))
+    assert refused == 3 * (len(whole) - record_format.LOG_START + len(record_format.MAGIC))
 
 
 def test_damage_is_said_to_all_again_and_again(path: Path) -> None:
@@ -282,7 +289,7 @@ def test_a_file_that_was_cut_off_is_an_error(path: Path, used: bool) -> None:
         with ExitStack() as stack:
             if used:
                 stack.enter_context(in_use(path))
-            elif size < records.SECOND_COPY:
+            elif size < record_format.SECOND_COPY:
                 # Nobody is there, and no more of it than of a file that was never used.
                 with FileStore(path) as store:
                     assert store.num_keys() == 0
@@ -312,8 +319,9 @@ def test_a_file_that_may_not_grow_says_so_and_keeps_what_it_has(path: Path, work
 
 FULL = """
 import sys
-from rallypoint.stores import FileStore, StoreError, records
-records.COMPACT_FROM = 1000
+from rallypoint.stores import FileStore, StoreError
+from rallypoint.stores.file import record_format
+record_format.COMPACT_FROM = 1000
 store = FileStore(sys.argv[1] + "/store")
 store.set("first", "v")
 wrote = 0

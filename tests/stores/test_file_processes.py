@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from rallypoint.stores import FileStore, Store, records
+from rallypoint.stores import FileStore, Store
 from rallypoint.stores.base import Term
-from rallypoint.stores.journal import Sleeper
-from rallypoint.stores.records import Operation, Verb, arrival
-from rallypoint.stores.storefile import StoreFile
+from rallypoint.stores.file import record_format
+from rallypoint.stores.file.append_log import Sleeper
+from rallypoint.stores.file.locked_file import StoreFile
+from rallypoint.stores.file.record_format import Operation, Verb, arrival
 from tests.stores.conftest import Crew, Parking, result
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import SOON, SOON_S
@@ -112,10 +113,10 @@ def test_a_process_that_is_killed_in_the_middle_of_much_writing_harms_nobody(pat
 
 @pytest.fixture
 def compacts_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "COMPACT_FROM", 200)
+    monkeypatch.setattr(record_format, "COMPACT_FROM", 200)
 
 
-def head(store: FileStore) -> records.Head:
+def head(store: FileStore) -> record_format.Head:
     return store._journal._head
 
 
@@ -193,7 +194,7 @@ def test_the_end_of_the_old_log_that_was_overwritten_is_not_read(path: Path) -> 
     assert other.get("key") == b"1"
     store.set("key", "2")
     compact(store, Operation(Verb.PUT, b"key", b"3"))
-    assert head(store).start == records.LOG_START
+    assert head(store).start == record_format.LOG_START
     store.set("pad", "y" * 2000)
     assert (other.get("key"), other.get("pad")) == (b"3", b"y" * 2000)
     assert other._journal.reloads == 2
@@ -206,7 +207,7 @@ def test_a_log_that_cannot_be_compacted_grows(path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "snapshot", lambda *_: b"x" * 10)
+        patched.setattr(record_format, "snapshot", lambda *_: b"x" * 10)
         patched.setattr(StoreFile, "write_log", fails_for(b"x" * 10, full))
         for number in range(100):
             assert store.add("n", 1) == number + 1
@@ -219,7 +220,7 @@ def test_a_log_that_cannot_be_compacted_grows(path: Path, monkeypatch: pytest.Mo
 def fails_for(content: bytes, fail: Callable[[], object]) -> Callable[..., None]:
     write_log = StoreFile.write_log
 
-    def write(self: StoreFile, head: records.Head, place: int, written: bytes) -> None:
+    def write(self: StoreFile, head: record_format.Head, place: int, written: bytes) -> None:
         if written == content:
             fail()
         write_log(self, head, place, written)
@@ -246,12 +247,12 @@ class CompactedHistories(FileHistories):
     """The same histories, with a compaction every few steps."""
 
     def open(self) -> list[Store]:
-        self.compact_from, records.COMPACT_FROM = records.COMPACT_FROM, 60
+        self.compact_from, record_format.COMPACT_FROM = record_format.COMPACT_FROM, 60
         return super().open()
 
     def teardown(self) -> None:
         super().teardown()
-        records.COMPACT_FROM = self.compact_from
+        record_format.COMPACT_FROM = self.compact_from
 
 
 TestCompactedHistories = CompactedHistories.TestCase

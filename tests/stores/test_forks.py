@@ -25,7 +25,7 @@ PRELUDE = """
 import multiprocessing, os, sys, threading, traceback
 from datetime import timedelta
 from rallypoint.stores import *
-from rallypoint.stores.late import LateStore
+from rallypoint.stores.lazy import LateStore
 
 multiprocessing.set_start_method("fork")
 SOON = timedelta(seconds=30)
@@ -352,7 +352,7 @@ def test_parent_and_children_share_a_store_on_etcd_v2(ending: str) -> None:
     run(
         """
         import etcd
-        from rallypoint.stores.etcd_v2_store import EtcdV2Store
+        from rallypoint.stores.etcd_v2.store import EtcdV2Store
         host, port = sys.argv[1].split(":")
         store = EtcdV2Store(etcd.Client(host, int(port)), f"/forks/{os.getpid()}", SOON, ttl_s=2)
 

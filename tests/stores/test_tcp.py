@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from rallypoint.stores import StoreError, StoreServer, StoreTimeoutError, TcpStore, hosting, listen, tcp, wire
-from rallypoint.stores.wire import Query
+from rallypoint.stores import StoreError, StoreServer, StoreTimeoutError, TcpStore, listen
+from rallypoint.stores.tcp import hosting, wire
+from rallypoint.stores.tcp import store as tcp
+from rallypoint.stores.tcp.wire import Query
 from tests.stores.conftest import BRIEFLY, SOON, SOON_S, Crew, Parking, result
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 
-from rallypoint.stores.listening import plain
+from rallypoint.net import plain
 
 _ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that exist in examples only."""

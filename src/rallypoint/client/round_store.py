@@ -14,14 +14,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-import rallypoint.stores.connections  # noqa: F401  # serving takes it: loaded now, not while a world waits for its store
+import rallypoint.stores.tcp.listener  # noqa: F401  # serving takes it: loaded now, not while a world waits for its store
 from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
-from rallypoint.stores.late import LateStore
-from rallypoint.stores.server import listen
+from rallypoint.stores.lazy import LateStore
+from rallypoint.stores.tcp.server import listen
 
 VERDICT_S = 10.0
 """How long the news is awaited that a world is over: a host that dies breaks its connections before it is declared lost."""

@@ -18,7 +18,7 @@ from rallypoint.elastic.utils import parse_rendezvous_endpoint, written
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.location.registers.backend import checked
 from rallypoint.stores import StoreError, StoreTimeoutError, TcpStore
-from rallypoint.stores.reading import read_keys
+from rallypoint.stores.file.read_only import read_keys
 
 _OF_A_ROUND = re.compile(r"\.r[0-9a-f]+\.[0-9]+/")
 """What the keys of a round's store have behind the run id: an incarnation and a round."""

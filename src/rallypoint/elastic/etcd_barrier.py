@@ -17,8 +17,8 @@ from rallypoint.elastic.etcd_protocol import Edit, State
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys, step_back
-from rallypoint.stores.etcd_v2_watch import wait_for_event
+from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, step_back
+from rallypoint.stores.etcd_v2.watch import wait_for_event
 
 OURS = "rallypoint"
 """What our keep-alive keys hold.  PyTorch's hold nothing, and nobody there looks."""

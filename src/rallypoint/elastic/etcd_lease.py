@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import Keys
+from rallypoint.stores.etcd_v2.keys import Keys
 
 log = logging.getLogger("rallypoint.etcd")
 

@@ -21,8 +21,8 @@ from rallypoint.elastic.etcd_v2_client import python_etcd
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys
-from rallypoint.stores.etcd_v2_watch import wait_for_event
+from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys
+from rallypoint.stores.etcd_v2.watch import wait_for_event
 
 T = TypeVar("T")
 

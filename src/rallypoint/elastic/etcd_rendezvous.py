@@ -37,8 +37,8 @@ from rallypoint.errors import (
 )
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
-from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys, step_back
-from rallypoint.stores.etcd_v2_watch import wait_for_event
+from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, step_back
+from rallypoint.stores.etcd_v2.watch import wait_for_event
 from rallypoint.torch_bridge import presence
 
 if TYPE_CHECKING:

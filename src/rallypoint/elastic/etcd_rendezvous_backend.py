@@ -30,7 +30,7 @@ from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import Keys, Node
+from rallypoint.stores.etcd_v2.keys import Keys, Node
 from rallypoint.torch_bridge import presence
 
 if TYPE_CHECKING:

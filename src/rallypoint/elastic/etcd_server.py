@@ -23,7 +23,7 @@ from rallypoint.elastic.etcd_v2_client import make_client
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import Keys, NoApiV2Error
+from rallypoint.stores.etcd_v2.keys import Keys, NoApiV2Error
 
 __all__ = ["EtcdServer", "find_etcd", "find_free_port", "logger", "stop_etcd"]
 

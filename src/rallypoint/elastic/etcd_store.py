@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.utils import _delay
-from rallypoint.stores.etcd_v2_store import EtcdV2Store
+from rallypoint.stores.etcd_v2.store import EtcdV2Store
 from rallypoint.torch_bridge.stores_c10d import has_torch
 
 if TYPE_CHECKING:

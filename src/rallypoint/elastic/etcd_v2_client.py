@@ -11,7 +11,7 @@ from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import EtcdAwayError, Keys
+from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys
 
 DEFAULT_PORT = 2379
 PROTOCOL = choice("protocol", ("http", "https"), "http", "how etcd is reached")

@@ -16,7 +16,7 @@ from rallypoint.errors import RendezvousConnectionError
 from rallypoint.location.registers.backend import checked
 from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2 import Keys, Node
+from rallypoint.stores.etcd_v2.keys import Keys, Node
 
 CERT, KEY, CACERT = certificates("cert", "key", "cacert")
 OPTIONS = (CERT, KEY, CACERT)

@@ -6,8 +6,8 @@ import random
 import socket
 import time
 
-from rallypoint.stores import wire
-from rallypoint.stores.wire import Query
+from rallypoint.stores.tcp import wire
+from rallypoint.stores.tcp.wire import Query
 
 _NONCE = 0x52414C59
 _HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=_NONCE)

@@ -13,7 +13,7 @@ from rallypoint.etcd_client import EtcdClient, EtcdError, EtcdForkError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.stores import Store
 from rallypoint.stores.errors import StoreError, StoreForkError
-from rallypoint.stores.etcd_v3 import EtcdV3Store
+from rallypoint.stores.etcd_v3.store import EtcdV3Store
 
 
 class EtcdV3RoundStore(RoundStore):

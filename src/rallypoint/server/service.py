@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from rallypoint.core.model import Predecessor, Run
+from rallypoint.net import BACKLOG
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects, Happening
 from rallypoint.server.limits import Limits
 from rallypoint.server.sockets import is_from_this_machine, raise_file_limit
 from rallypoint.server.state_file import StateFile
 from rallypoint.server.state_writer import StateWriter, restored_runs
-from rallypoint.stores.listening import BACKLOG
 
 log = logging.getLogger("rallypoint.server")
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
 
-from rallypoint.stores.listening import listen_at
+from rallypoint.net import listen_at
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ Nothing here keeps rounds or runs apart by itself: give each a `PrefixStore` of 
 from typing import TYPE_CHECKING
 
 from rallypoint.stores.base import Store
+from rallypoint.stores.collectives import all_gather, barrier
 from rallypoint.stores.errors import (
     QueueEmptyError,
     RoundOverError,
@@ -15,17 +16,16 @@ from rallypoint.stores.errors import (
     StoreForkError,
     StoreTimeoutError,
 )
-from rallypoint.stores.file import FileStore
+from rallypoint.stores.file.store import FileStore
 from rallypoint.stores.memory import MemoryStore
 from rallypoint.stores.prefix import PrefixStore
-from rallypoint.stores.server import StoreServer, listen
-from rallypoint.stores.serving import StoreServerCore
-from rallypoint.stores.tcp import TcpStore
-from rallypoint.stores.together import all_gather, barrier
-from rallypoint.stores.wire import Limits
+from rallypoint.stores.tcp.server import StoreServer, listen
+from rallypoint.stores.tcp.server_core import StoreServerCore
+from rallypoint.stores.tcp.store import TcpStore
+from rallypoint.stores.tcp.wire import Limits
 
 if TYPE_CHECKING:
-    from rallypoint.stores.etcd_v3 import EtcdV3Store
+    from rallypoint.stores.etcd_v3.store import EtcdV3Store
 
 __all__ = [
     "EtcdV3Store",
@@ -52,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name != "EtcdV3Store":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rallypoint.stores.etcd_v3 import EtcdV3Store
+    from rallypoint.stores.etcd_v3.store import EtcdV3Store
 
     globals()[name] = EtcdV3Store
     return EtcdV3Store

@@ -1,0 +1,112 @@
+"""How a store on etcd's API v2 writes its keys and values: as torch's EtcdStore does, in base64.
+
+Where base64 would put a slash into a name, which etcd takes for a directory, another alphabet and a tilde stand instead.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+
+from rallypoint.stores.data import read_number
+from rallypoint.stores.errors import StoreError
+from rallypoint.stores.etcd_v2.keys import unmarked
+
+LARGEST_VALUE = 4 * 1024 * 1024
+"""What etcd takes in one request, with some room; its own limit is 10 MB for the whole request."""
+
+_ODD = "~"
+
+
+class WrongKindError(TypeError, ValueError):
+    """Neither text nor bytes; torch's EtcdStore raises a ValueError then."""
+
+
+def as_name(key: str | bytes) -> bytes:
+    """A key as bytes."""
+    if isinstance(key, bytes):
+        return key
+    if not isinstance(key, str):
+        raise WrongKindError(f"a key is text or bytes, not {type(key).__name__}")
+    try:
+        return key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"the key {key!r} cannot be written as UTF-8") from exc
+
+
+def as_names(keys: Sequence[str | bytes]) -> list[bytes]:
+    """Several keys as bytes.  One text is refused: its letters would pass for keys."""
+    if isinstance(keys, (str, bytes)):
+        raise WrongKindError(f"expected a list of keys, not the text {keys!r}")
+    return [as_name(key) for key in keys]
+
+
+def as_text(name: bytes) -> str:
+    """A key for people."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def shown(key: str | bytes) -> str:
+    """A key for a message."""
+    return repr(key if isinstance(key, str) else as_text(as_name(key)))
+
+
+def as_file(name: bytes) -> str:
+    """What etcd knows a key by."""
+    text = b64encode(name).decode()
+    return text if text and "/" not in text else _ODD + urlsafe_b64encode(name).decode()
+
+
+def of_file(file: str) -> bytes:
+    """The key that stands under a name of etcd's."""
+    try:
+        if file.startswith(_ODD):
+            return urlsafe_b64decode(file[1:])
+        return b64decode(file, validate=True)
+    except (binascii.Error, ValueError):
+        return file.encode("utf-8", "surrogateescape")
+
+
+def as_value(value: bytes | str) -> bytes:
+    """A value as it is kept."""
+    if isinstance(value, str):
+        data = value.encode()
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+    else:
+        raise WrongKindError(f"a value is bytes or text, not {type(value).__name__}")
+    refuse_large(data)
+    return data
+
+
+def refuse_large(data: bytes) -> None:
+    """StoreError for what etcd does not take."""
+    if len(data) > LARGEST_VALUE:
+        raise StoreError(
+            f"the value has {len(data):,} bytes, but etcd takes {LARGEST_VALUE:,} at most: keep it elsewhere, and its "
+            f"address in the store"
+        )
+
+
+def decoded(raw: str, path: str) -> bytes:
+    """The value in what etcd holds; StoreError where that is none."""
+    try:
+        return b64decode(unmarked(raw), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise StoreError(
+            f"{path} holds {raw[:40]!r}, but should be base64: something else writes into this store's directory"
+        ) from exc
+
+
+def summed(name: bytes, present: bytes | None, amount: int) -> int:
+    """What adding makes of a value; StoreError where it is no number, or too large."""
+    number = 0 if present is None else read_number(present)
+    if number is None:
+        held = present or b""
+        start = held if len(held) <= 40 else held[:40] + b"..."
+        raise StoreError(f"cannot add to {as_text(name)!r}: it holds {start!r}, which is not a number of 64 bits")
+    total = number + amount
+    if not -(2**63) <= total < 2**63:
+        raise StoreError(f"cannot add {amount} to {as_text(name)!r}: {total} does not fit into 64 bits")
+    return total

@@ -1,0 +1,75 @@
+"""Values of any size on etcd v3, which takes 1.5 MiB in a request.
+
+A large value is written in parts first, under a name that nobody else has; then a small transaction switches over to them
+and removes those of the value before.  Who reads does so at one revision, and never sees a half of each.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+from rallypoint.etcd_client import EtcdClient, KeyValue, compare, delete_op, put_op
+from rallypoint.etcd_client.messages import Compare, RequestOp
+from rallypoint.etcd_client.transactions import prefix_end
+from rallypoint.stores.errors import StoreError
+from rallypoint.stores.etcd_v3.key_layout import Names, Split, part, read_value, written
+
+PART_BYTES = 1024 * 1024
+"""etcd takes 1.5 MiB in a request; a key and a value of an addition go along with a part."""
+
+
+class Laid(NamedTuple):
+    """A value that is ready to be written: what its key will hold, on which condition, and what is removed with that."""
+
+    raw: bytes
+    when: tuple[Compare, ...]
+    then: tuple[RequestOp, ...]
+
+
+class Values:
+    """Writes and reads values, in one piece or in parts."""
+
+    def __init__(self, client: EtcdClient, names: Names, lease_id: int) -> None:
+        self._client = client
+        self._names = names
+        self._lease_id = lease_id
+
+    def lay(self, key: bytes, value: bytes) -> Laid:
+        """Get a value ready for a key.  What of it is never switched over to is removed by the key's next write."""
+        home = self._names.parts(key)
+        if len(value) <= PART_BYTES:
+            return Laid(written(value), (), (delete_op(home, prefix=True),))
+        folder = home + secrets.token_hex(12).encode() + b"/"
+        starts = range(0, len(value), PART_BYTES)
+        revisions = [
+            self._client.guarded_put(
+                part(folder, number), value[start : start + PART_BYTES], mod_revision=0, lease=self._lease_id
+            ).revision
+            for number, start in enumerate(starts)
+        ]
+        # Another writer's switch removes all of ours; that the first one is still there says that none came between.
+        intact = compare(part(folder, 0), mod_revision=revisions[0])
+        others = (delete_op(home, end=folder), delete_op(prefix_end(folder), end=prefix_end(home)))
+        return Laid(written(Split(folder, len(starts), len(value))), (intact,), others)
+
+    def extend(self, key: bytes, split: Split, more: bytes) -> tuple[RequestOp, ...]:
+        """Add a part to a large value."""
+        longer = split._replace(parts=split.parts + 1, size=split.size + len(more))
+        return (
+            put_op(key, written(longer), lease=self._lease_id),
+            put_op(part(split.folder, split.parts), more, lease=self._lease_id),
+        )
+
+    def read(self, kv: KeyValue, revision: int, timeout_s: float | None) -> bytes:
+        """The whole value.  `EtcdCompactedError`: that revision is history by now; read the key again."""
+        found = read_value(kv.value, kv.key)
+        if not isinstance(found, Split):
+            return found
+        parts = self._client.range(found.folder, prefix=True, revision=revision, timeout_s=timeout_s).kvs
+        value = b"".join(piece.value for piece in parts)
+        if len(value) != found.size:
+            raise StoreError(
+                f"of the {found.size:,} bytes at {kv.key!r}, {len(value):,} are there: somebody has deleted parts of them"
+            )
+        return value

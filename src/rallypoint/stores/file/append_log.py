@@ -1,0 +1,239 @@
+"""The data to which the records of a store file add up.
+
+Everything happens under the lock of the file: whoever gets it takes over what the others have written since, and a
+writer writes its record, commits it by the head, and only then changes its own copy of the data, as everybody does who
+reads the record later.  Nothing is forced to the disk: a store outlives any of its processes, not its machine.
+
+Who waits sees every record, and thus also keys that came and went between two looks; except who did not look for so
+long that the log was compacted twice (a megabyte at least each time), and begins again with what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from rallypoint.stores import forks
+from rallypoint.stores.data import KeyValues, Waiter
+from rallypoint.stores.file import locks, record_format
+from rallypoint.stores.file.locked_file import REMOVED, StoreFile
+from rallypoint.stores.file.record_format import DamagedFileError, Head, Operation, StoreFileError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+# Who goes does not wait for long to say so: the others find out without it.
+_PATIENCE_TO_LEAVE_S = 5.0
+
+
+class Sleeper(Waiter):
+    """A thread that waits."""
+
+    __slots__ = ("awake",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awake = threading.Event()
+
+
+class Journal:
+    """An open store file and its data, for all threads of a process; a forked child opens the file again by itself.
+
+    The file is removed when `world_size` users have left, clones not counted, and nobody has it open.  Raises `StoreFileError`, `OSError`, and `TimeoutError` where a lock is not to be
+    had.
+    """
+
+    def __init__(
+        self, path: Path, world_size: int, patience_s: float, *, _run: bytes | None = None, _is_guest: bool = False
+    ) -> None:
+        self._path = path
+        self._world_size = world_size
+        self._counted = _run is None
+        self._thread_lock = threading.Lock()
+        self._closed = False
+        # A child by fork is a guest of its parent's: many end without a word, and are not taken for killed.
+        self._is_guest = _is_guest
+        self._file: StoreFile | None = StoreFile(path, patience_s, _run, is_guest=_is_guest)
+        self.incarnation = self._file.incarnation
+        self._forget()
+        forks.let_go_in_children(self)
+
+    def clone(self, patience_s: float) -> Journal:
+        """The same file of the same run, opened once more."""
+        return Journal(self._path, self._world_size, patience_s, _run=self.incarnation, _is_guest=self._is_guest)
+
+    def _forget(self) -> None:
+        self.data = KeyValues[Sleeper]()
+        # How often the data were read from their start: changes that came and went meanwhile were not seen.
+        self.reloads = 0
+        # The head as it was last seen, and whether the data are what it says.
+        self._raw = b""
+        self._head = record_format.first_head(self.incarnation)
+        self._whole = False
+        self._compact_from = 0
+
+    def close(self) -> None:
+        """Says that one user goes, and lets the file go."""
+        self._closed = True
+        # Not for ever: a signal may have come in the middle of an operation of this very thread.
+        if not self._thread_lock.acquire(timeout=_PATIENCE_TO_LEAVE_S):
+            return
+        try:
+            if (file := self._file) is None:
+                return
+            self._file = None
+            try:
+                with suppress(StoreFileError, OSError):
+                    file.lock(locks.EXCLUSIVE, _PATIENCE_TO_LEAVE_S)
+                    file.leave(self._world_size, self._counted)
+            finally:
+                file.close()
+        finally:
+            self._thread_lock.release()
+
+    def forked(self) -> None:
+        """In a forked child: nothing of the parent's is touched, least of all its locks."""
+        self._thread_lock = threading.Lock()
+        self._is_guest, self._counted = True, False
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        self._forget()
+
+    # Taking turns -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self, patience_s: float) -> Iterator[KeyValues[Sleeper]]:
+        """The data as they are now, for this thread alone, while nobody writes."""
+        with self._turn(locks.SHARED, patience_s):
+            yield self.data
+
+    @contextmanager
+    def writing(self, patience_s: float) -> Iterator[KeyValues[Sleeper]]:
+        """The data as they are now, for this thread alone, while nobody else reads or writes."""
+        with self._turn(locks.EXCLUSIVE, patience_s) as file:
+            file.mend(self._raw, self._head)
+            yield self.data
+
+    @contextmanager
+    def unread(self) -> Iterator[KeyValues[Sleeper]]:
+        """The data as they were last seen, for this thread alone."""
+        with self._thread_lock:
+            try:
+                yield self.data
+            finally:
+                self._wake()
+
+    @contextmanager
+    def _turn(self, kind: int, patience_s: float) -> Iterator[StoreFile]:
+        """The lock of the file, with everything read that is in it.  Whoever has nothing more to wait for is woken."""
+        thread_lock = self._thread_lock
+        if not thread_lock.acquire(timeout=patience_s):
+            raise TimeoutError(f"another thread has been using it for {patience_s:g} s")
+        try:
+            file = self._opened(patience_s)
+            file.lock(kind, patience_s)
+            try:
+                self._read_news(file)
+                yield file
+            finally:
+                self._wake()
+                if self._file is file:  # and this is no child that was forked just now
+                    file.unlock()
+        finally:
+            thread_lock.release()
+
+    def _opened(self, patience_s: float) -> StoreFile:
+        if self._closed:
+            raise StoreFileError("it was closed here")
+        if self._file is None:  # in a forked child
+            self._file = StoreFile(self._path, patience_s, self.incarnation, is_guest=True)
+        return self._file
+
+    def _wake(self) -> None:
+        for sleeper in self.data.take_woken():
+            sleeper.awake.set()
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def _read_news(self, file: StoreFile) -> None:
+        if not file.is_named():
+            raise StoreFileError(REMOVED)
+        if self._whole and file.read_raw() == self._raw:
+            return
+        raw, head = file.read_head()
+        missed = self._missed(file, head) if self._whole else None
+        news = file.read_log(head.start, head.end, record_format.seed(head)) if missed is None else missed
+        with self._replaying(raw, head):
+            if missed is None:
+                self.data.clear()
+                self.reloads += 1
+            self._apply(news)
+
+    def _missed(self, file: StoreFile, head: Head) -> list[Operation] | None:
+        """What was written since this process last looked; None if a part of that is gone by now."""
+        mine = self._head
+        if head.generation == mine.generation:
+            return file.read_log(mine.end, head.end, record_format.seed(head))
+        if head.generation == mine.generation + 1 and record_format.is_kept(head, mine.end):
+            with suppress(DamagedFileError):
+                older = file.read_log(mine.end, head.previous_end, record_format.seed(mine))
+                return older + file.read_log(head.resume, head.end, record_format.seed(head))
+        return None
+
+    @contextmanager
+    def _replaying(self, raw: bytes, head: Head) -> Iterator[None]:
+        """Who is interrupted in the middle does not know where it was, and begins again."""
+        self._whole = False
+        yield
+        self._raw, self._head = raw, head
+        self._whole = True
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def write(self, *operations: Operation, enact: Callable[[], T] | None = None) -> T | None:
+        """Makes changes, all or none; `enact` makes them in this process, if it is to learn more than the others.
+
+        Only for who is `writing`.
+        """
+        if not operations:
+            return None
+        file, head = self._file, self._head
+        assert file is not None
+        record = record_format.record(operations, record_format.seed(head))
+        file.write_log(head, head.end, record)
+        head = head._replace(commits=head.commits + 1, end=head.end + len(record))
+        raw = file.commit(head)
+        with self._replaying(raw, head):
+            result = None
+            if enact is not None:
+                result = enact()
+            else:
+                self._apply(operations)
+        if record_format.is_long(head) and head.end >= self._compact_from:
+            self._compact(file, head)
+        return result
+
+    def _apply(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            record_format.apply(self.data, operation)
+
+    def _compact(self, file: StoreFile, head: Head) -> None:
+        fresh = record_format.next_generation(head)
+        content = record_format.snapshot(self.data, record_format.seed(fresh))
+        fresh = record_format.placed(fresh, len(content))
+        try:
+            file.write_log(head, fresh.start, content)
+            raw = file.commit(fresh)
+        except OSError as exc:
+            # What was asked for is done; there is no room to tidy up, so the log goes on growing while it can.
+            self._compact_from = head.end + (head.end - head.start)
+            _log.info("the store file %s is not compacted: %s", self._path, exc.strerror)
+            return
+        with self._replaying(raw, fresh):
+            pass

@@ -1,0 +1,192 @@
+"""An open store file: its bytes, its locks, and who has it open.
+
+Each who has it open holds a shared lock on it for as long, which the system lets go when the process ends, however it
+ends.  So whoever opens it knows whether others are there; if nobody is, and not all who came have said that they went,
+its run was killed, and the file is started anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rallypoint.stores.file import locks, record_format
+from rallypoint.stores.file.record_format import LOG_START, DamagedFileError, Head, Opening, Operation, StoreFileError
+
+_log = logging.getLogger(__name__)
+
+REMOVED = "it was removed or replaced while in use; let all processes of the run open it again"
+
+
+class StoreFile:
+    """A file that was opened, created or started anew.  With an `incarnation`, only the file of that very run will do.
+
+    A guest is not counted among the users: another process says for it that it came, and that it went.
+    Not for several threads at once.  All methods but `lock` and `close` are for who holds its lock.
+    """
+
+    def __init__(
+        self, path: Path, patience_s: float, incarnation: bytes | None = None, *, is_guest: bool = False
+    ) -> None:
+        self._path = path
+        self._is_guest = is_guest
+        deadline = time.monotonic() + patience_s
+        while True:
+            self._file = self._open(create=incarnation is None)
+            try:
+                self._identity = os.fstat(self._file)
+                if not stat.S_ISREG(self._identity.st_mode):
+                    raise StoreFileError("it is no regular file; give the path of one, or of none that exists")
+                self.lock(locks.EXCLUSIVE, max(deadline - time.monotonic(), 0.0))
+                if self.is_named():
+                    locks.probe(self._file, path)
+                    self.incarnation = self._enter(incarnation)
+                    self.unlock()
+                    return
+            except BaseException:
+                self.close()
+                raise
+            self.close()  # the last of its users has removed it in this moment
+
+    def lock(self, kind: int, patience_s: float) -> None:
+        """Takes the turn, for reading or for writing."""
+        locks.lock(self._file, kind, patience_s)
+
+    def unlock(self) -> None:
+        locks.unlock(self._file, locks.TURN)
+
+    def close(self) -> None:
+        """Lets the file go, and with it all locks; those that a forked child shares with its parent stay."""
+        os.close(self._file)
+
+    def leave(self, world_size: int, counted: bool) -> None:
+        """One user goes.  The last one removes the file, if as many as `world_size` have been there and gone."""
+        raw, head = self.read_head()
+        departures = head.departures + counted
+        if 0 <= world_size <= departures and locks.try_lock(self._file, locks.PRESENCE, locks.EXCLUSIVE):
+            if self.is_named():
+                self._path.unlink()
+        else:
+            self.mend(raw, head)
+            users = max(head.users - (not self._is_guest), 0)
+            self.commit(head._replace(commits=head.commits + 1, users=users, departures=departures))
+
+    def is_named(self) -> bool:
+        """Whether who opens the path now gets the same file."""
+        try:
+            return os.path.samestat(self._path.stat(), self._identity)
+        except FileNotFoundError:
+            return False
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def read_raw(self) -> bytes:
+        """The head as it stands there: where it has not changed, nothing has."""
+        return os.pread(self._file, LOG_START, 0)
+
+    def read_head(self) -> tuple[bytes, Head]:
+        """The head as it stands there, and what it says."""
+        raw = self.read_raw()
+        head = record_format.newest(record_format.read_copies(raw))
+        if head is None:
+            raise DamagedFileError("its head is damaged; end the processes that use it, and remove it")
+        return raw, _of_run(self.incarnation, head)
+
+    def read_log(self, start: int, end: int, seed: int) -> list[Operation]:
+        """The operations of a part of the log."""
+        return record_format.read_log(read_at(self._file, start, end), start, seed)
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def mend(self, raw: bytes, head: Head) -> None:
+        """Removes what a killed writer left, be it half a head or half a record behind the end."""
+        if not record_format.is_mirrored(raw):
+            copies = record_format.read_copies(raw)
+            whole = record_format.newest(copies)
+            # The first copy is the first to be written again: before that, the second must be able to stand alone.
+            if whole is not None and copies[1] != whole:
+                write_at(self._file, record_format.head_copy(whole), record_format.SECOND_COPY)
+        if os.fstat(self._file).st_size > head.kept_to:
+            os.ftruncate(self._file, head.kept_to)
+
+    def write_log(self, head: Head, place: int, content: bytes) -> None:
+        """Writes where nothing is that counts; it counts when it is committed."""
+        try:
+            write_at(self._file, content, place)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, head.kept_to)
+            raise
+
+    def commit(self, head: Head) -> bytes:
+        """Makes it so; returns the head as it stands there."""
+        raw = record_format.head_bytes(head)
+        write_at(self._file, raw[record_format.FIRST_COPY :], record_format.FIRST_COPY)
+        return raw
+
+    # Opening ----------------------------------------------------------------------------------------------------------
+
+    def _open(self, create: bool) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+        except FileNotFoundError:
+            if create:
+                raise
+            raise StoreFileError(REMOVED) from None
+
+    def _enter(self, incarnation: bytes | None) -> bytes:
+        alone = locks.try_lock(self._file, locks.PRESENCE, locks.EXCLUSIVE)
+        raw = self.read_raw()
+        opening = record_format.judge(raw, os.fstat(self._file).st_size, in_use=not alone)
+        head = record_format.newest(record_format.read_copies(raw))
+        if incarnation is not None:
+            # Whoever was here before may come back even when all others have been killed.
+            head = _of_run(incarnation, head)
+        elif head is None:
+            head = record_format.first_head(os.urandom(16))
+        elif opening is Opening.START_ANEW:
+            _log.info("the store file %s is started anew: %s", self._path, opening.value)
+            head = record_format.first_head(os.urandom(16), head.commits + 1)
+        locks.try_lock(self._file, locks.PRESENCE, locks.SHARED)
+        head = head._replace(commits=head.commits + 1, users=head.users + (not self._is_guest))
+        if opening is Opening.CREATE:
+            write_at(self._file, record_format.head_bytes(head), 0)
+        else:
+            self.mend(raw, head)
+            self.commit(head)
+        return head.incarnation
+
+
+def _of_run(incarnation: bytes, head: Head | None) -> Head:
+    if head is None or head.incarnation != incarnation:
+        raise StoreFileError(
+            "another run has started it anew, as it took this one for dead; that happens when the locks of all its "
+            "processes were lost, or when the file was replaced: give each run a path of its own"
+        )
+    return head
+
+
+def read_at(file: int, start: int, end: int) -> bytes:
+    """Reads all of it, from the byte `start` to the one before `end`."""
+    parts, place = [], start
+    while place < end:
+        part = os.pread(file, min(end - place, 1 << 30), place)
+        if not part:
+            raise DamagedFileError(
+                f"it was cut off at byte {place}, and {end} were written; end the processes that use it, and remove it"
+            )
+        parts.append(part)
+        place += len(part)
+    return b"".join(parts)
+
+
+def write_at(file: int, content: bytes, place: int) -> None:
+    """Writes all of it, from the first byte to the last."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(file, view, place)
+        view, place = view[written:], place + written

@@ -1,0 +1,103 @@
+"""Locks on single bytes of a file, which belong to an open file and not to a process.
+
+That is why they are "open file description" locks.  The older kind (lockf) belongs to the process: threads and second
+stores in one process would not exclude each other, and closing any descriptor of the file would drop them all.  flock
+has one lock a file, where a store file needs two.  Like lockf, and like flock in the case of Linux, they reach other
+machines through NFS, and acquiring one makes the NFS client look at the file afresh, which a lock on another file would
+not.
+
+A forked child shares its parent's open files and thus its locks: it has to close its copies, which leaves the locks to
+the parent, and open the file again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import struct
+import sys
+import time
+from pathlib import Path
+
+from rallypoint.stores.file.record_format import StoreFileError
+
+# Far behind all data: some file systems (SMB) do not let others read or write a byte that is locked.
+TURN = 1 << 62
+PRESENCE = TURN + 1
+
+# How soon a lock is tried again: nobody keeps it for longer than one operation takes.
+_FIRST_PAUSE_S = 0.00005
+_LONGEST_PAUSE_S = 0.002
+
+_NOT_NOW = (errno.EAGAIN, errno.EACCES)
+_UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+# struct flock: Linux begins with type and whence, the BSDs and macOS with start and length.
+_LINUX, _BSD = struct.Struct("@hhqqi0q"), struct.Struct("@qqihh")
+
+SHARED, EXCLUSIVE, _NONE = fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
+
+
+def try_lock(file: int, byte: int, kind: int) -> bool:
+    """Locks a byte, or changes the kind of a lock that is held; False if another's lock is in the way."""
+    try:
+        _set_lock(file, byte, kind)
+    except OSError as exc:
+        if exc.errno in _NOT_NOW:
+            return False
+        if exc.errno in _UNKNOWN:
+            raise StoreFileError(
+                f"its file system knows no locks ({exc.strerror}), without which processes would destroy each other's "
+                f"writes; put it on a file system that does, or use a TCP store"
+            ) from exc
+        raise
+    return True
+
+
+def lock(file: int, kind: int, patience_s: float) -> None:
+    """Takes the turn; tries again and again, because whoever holds it may have been stopped, and waits have no end."""
+    deadline = time.monotonic() + patience_s
+    pause_s = _FIRST_PAUSE_S
+    while not try_lock(file, TURN, kind):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"another process has been keeping its lock for {patience_s:.3g} s; see whether one of them was stopped"
+            )
+        time.sleep(pause_s * random.uniform(0.5, 1.0))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def probe(file: int, path: Path) -> None:
+    """A second look at a file must find the turn taken; where it does not, locks are a promise only.
+
+    That a lock reaches other machines cannot be seen from one of them.
+    """
+    try:
+        second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # it was removed in this moment, which is noticed later
+    try:
+        if os.path.sameopenfile(file, second) and try_lock(second, TURN, EXCLUSIVE):
+            raise StoreFileError(
+                "its file system grants one lock to two at a time, so that processes would destroy each other's writes; "
+                "put it on a file system whose locks work, or use a TCP store"
+            )
+    finally:
+        os.close(second)
+
+
+def unlock(file: int, byte: int) -> None:
+    """Lets a byte go."""
+    _set_lock(file, byte, _NONE)
+
+
+def _set_lock(file: int, byte: int, kind: int) -> None:
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    if command is None:
+        raise OSError(errno.ENOSYS, "this system has no locks that belong to an open file")
+    if sys.platform == "linux":
+        order = _LINUX.pack(kind, 0, byte, 1, 0)
+    else:
+        order = _BSD.pack(byte, 1, 0, kind, 0)
+    fcntl.fcntl(file, command, order)

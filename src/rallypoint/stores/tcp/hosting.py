@@ -1,0 +1,61 @@
+"""The servers that stores of this process host: several masters of one port may share one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from rallypoint.stores.errors import StoreError
+from rallypoint.stores.tcp.server import StoreServer, listen
+from rallypoint.stores.tcp.server_core import StoreServerCore
+from rallypoint.stores.tcp.wire import Limits
+
+# Reentrant: a store that is collected gives its share back, in whichever thread and moment that happens.
+_lock = threading.RLock()
+_shared: dict[tuple[str, int], tuple[StoreServer, int]] = {}
+
+
+def host_server(host: str, port: int, limits: Limits, multi_tenant: bool) -> tuple[int, Callable[[], None]]:
+    """The port of a server that runs now, and what to call when it is not needed any more."""
+    if not multi_tenant:
+        server = _start(host, port, limits)
+        return server.port, server.stop
+    with _lock:
+        server, tenants = _shared.get((host, port)) or (_start(host, port, limits), 0)
+        place = host, server.port
+        _shared[place] = server, tenants + 1
+    return server.port, lambda: _give_back(place, server)
+
+
+def _start(host: str, port: int, limits: Limits) -> StoreServer:
+    sock = listen(host, port)
+    server = StoreServer(StoreServerCore(limits))
+    try:
+        server.start_in_thread(sock)
+    except BaseException as exc:
+        sock.close()
+        raise StoreError(f"cannot serve a store on {host}, port {port}: {exc}") from exc
+    return server
+
+
+def _give_back(place: tuple[str, int], server: StoreServer) -> None:
+    with _lock:
+        present, tenants = _shared.get(place) or (None, 0)
+        if present is not server:
+            return  # in a forked child, whose parent has it
+        del _shared[place]
+        if tenants > 1:
+            _shared[place] = server, tenants - 1
+            return
+    server.stop()
+
+
+def _forget_shared() -> None:
+    """A forked child hosts nothing."""
+    global _lock  # noqa: PLW0603  # a thread that only the parent has may hold it
+    _lock = threading.RLock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_shared)

@@ -1,0 +1,288 @@
+"""A store on a TCP server: ours or torch's, whose clients see the same keys."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import TracebackType
+
+from rallypoint.stores.base import (
+    DEFAULT_TIMEOUT,
+    Store,
+    Term,
+    decode_key,
+    encode_key,
+    encode_keys,
+    encode_pairs,
+    encode_value,
+    in_64_bits,
+    in_seconds,
+    name_some,
+)
+from rallypoint.stores.errors import QueueEmptyError, StoreConnectionError, StoreError, StoreTimeoutError
+from rallypoint.stores.tcp import replies, wire
+from rallypoint.stores.tcp.connection import connect
+from rallypoint.stores.tcp.replies import Reader, T
+from rallypoint.stores.tcp.shared_connection import Asked, SharedLine
+from rallypoint.stores.tcp.wire import Limits, ProtocolError, Query
+
+# torch's clients put this before every key, and count themselves under that one without it.
+_KEY_START = b"/"
+_WORKERS_KEY = b"init/"
+
+# A server answers at once, except to those who wait; one that is silent for so long is gone.
+_PATIENCE_S = 30.0
+_POLL_S = 0.01
+_LONGEST_POLL_S = 0.1
+_MOST_NAMED = 8
+
+
+class TcpStore(Store):
+    """A client of a store server, which the master hosts; the arguments are those of torch's TCPStore.
+
+    It connects when it is made, and retries until the time-out, as the server may start later.  With a `world_size` and
+    `wait_for_workers`, the master waits until as many clients have connected.  The server listens on `host_name` only;
+    with port 0 it chooses one: see `port`.
+
+    There is one connection, and one request on it at a time, as with torch: while a thread waits for a key, the other
+    threads' requests wait behind it.  A thread that is to wait for long takes a `clone()`.  When the connection is lost,
+    every further call fails: another server may be at that address by now, and its keys are another job's.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self._host = host_name
+        self._port = port
+        self._limits = limits or Limits()
+        # What is short in all has no part that is too long.
+        self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
+        self.set_timeout(timeout)
+        # Whatever is acquired below is given back when the store is closed, or forgotten.
+        acquired: list[Callable[[], None]] = []
+        self._finalizer = weakref.finalize(self, _release, acquired)
+        try:
+            if is_master:
+                from rallypoint.stores.tcp.hosting import host_server
+
+                self._port, stop = host_server(host_name, port, self._limits, multi_tenant)
+                acquired.append(stop)
+            self._line = self._connect()
+            acquired.append(self._line.close)
+            if wait_for_workers and world_size is not None and world_size > 0:
+                self._wait_for_workers(world_size, is_master)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """Where the server is; if it was told to choose a port, the one that it chose."""
+        return self._port
+
+    def __repr__(self) -> str:
+        return f"TcpStore({self._host!r}, {self._port})"
+
+    def __enter__(self) -> TcpStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and the server if this store hosts it.  Who is waiting gets a `StoreError`."""
+        self._line.end("it was closed here")
+        self._finalizer()
+
+    # The contract -----------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._ask(("set", key), Query.SET, [_name(key), encode_value(value)], replies.read_nothing)
+
+    def get(self, key: str) -> bytes:
+        return self._when_there(("get", key), [_name(key)], Query.GET, replies.read_value_if_ready)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._ask(("add to", key), Query.ADD, [_name(key)], replies.read_number, in_64_bits(amount))
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        texts = [_name(key), encode_value(expected), encode_value(desired)]
+        return self._ask(("compare_set", key), Query.COMPARE_SET, texts, replies.read_value)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        if names := _names(keys):
+            self._wait(("wait for", *keys), names, self._term(timeout))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._ask(("check", *keys), Query.CHECK, _names(keys), replies.read_flag)
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask(("delete", key), Query.DELETE, [_name(key)], replies.read_number) > 0
+
+    def num_keys(self) -> int:
+        return self._ask(("count the keys",), Query.COUNT_KEYS, [], replies.read_number)
+
+    def list_keys(self) -> list[str]:
+        names = self._ask(("list the keys",), Query.LIST_KEYS, [], replies.read_counted_values)
+        return [decode_key(name.removeprefix(_KEY_START)) for name in names if name.startswith(_KEY_START)]
+
+    def append(self, key: str, value: bytes | str) -> None:
+        self._ask(("append to", key), Query.APPEND, [_name(key), encode_value(value)], replies.read_nothing)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        if not (names := _names(keys)):
+            return []
+        return self._when_there(("get", *keys), names, Query.MULTI_GET, replies.read_values_if_ready(len(names)))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        texts = [text for key, value in encode_pairs(keys, values) for text in (_KEY_START + key, value)]
+        self._ask(("set", *keys), Query.MULTI_SET, texts, replies.read_nothing)
+
+    def queue_push(self, key: str, value: bytes | str) -> None:
+        self._ask(("push to the queue", key), Query.QUEUE_PUSH, [_name(key), encode_value(value)], replies.read_nothing)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        asked, names = ("pop from the queue", key), [_name(key)]
+        term = self._term()
+        pause_s = _POLL_S
+        while True:
+            if block:
+                self._wait(asked, names, term)
+            popped = self._ask(asked, Query.QUEUE_POP, names, replies.read_popped)
+            if popped is not None:
+                return popped
+            if not block:
+                raise QueueEmptyError(f"the queue {key!r} at {self._place()} is empty")
+            # Someone was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
+            # format knows no wait for a queue alone, so in that case there is no other way than to ask again.
+            time.sleep(min(pause_s, term.left_s()))
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+            if not term.left_s():
+                raise StoreTimeoutError(f"{self._line.what(asked)}: nothing came within {term.timeout_s:g} s")
+
+    def queue_len(self, key: str) -> int:
+        return self._ask(("measure the queue", key), Query.QUEUE_LEN, [_name(key)], replies.read_number)
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        term = self._term(timeout)
+        asked = (f"wait at the barrier of {world_size}", key)
+        names = [_name(key)]
+        request = self._request(asked, Query.BARRIER, names, in_64_bits(world_size))
+        with self._line.conversation(asked, self._patience_s) as line:
+            done = line.ask_to_wait(request, term.left_s(), _PATIENCE_S)
+            arrived = b"" if done else line.ask(wire.request(Query.GET, names), replies.read_value, _PATIENCE_S)
+        if not done:
+            raise StoreTimeoutError(
+                f"{self._line.what(asked)}: not within {term.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
+            )
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = in_seconds(timeout)
+        self._patience_s = max(self._timeout_s, _PATIENCE_S)
+        self._timeout = timeout
+
+    def clone(self) -> TcpStore:
+        return TcpStore(self._host, self._port, timeout=self._timeout, limits=self._limits)
+
+    # Talking ----------------------------------------------------------------------------------------------------------
+
+    def _when_there(self, asked: Asked, names: Sequence[bytes], query: Query, reader: Reader[T | None]) -> T:
+        """An answer as soon as all keys are there; where they are there already, that takes one round trip."""
+        term = self._term()
+        request = self._request(asked, Query.CHECK, names) + wire.request(query, names)
+        while (answer := self._line.ask(asked, request, reader, self._patience_s)) is None:
+            self._wait(asked, names, term)
+        return answer
+
+    def _ask(self, asked: Asked, query: Query, texts: Sequence[bytes], reader: Reader[T], number: int = 0) -> T:
+        return self._line.ask(asked, self._request(asked, query, texts, number), reader, self._patience_s)
+
+    def _wait(self, asked: Asked, names: Sequence[bytes], term: Term) -> None:
+        request = self._request(asked, Query.WAIT, names)
+        with self._line.conversation(asked, self._patience_s) as line:
+            if line.ask_to_wait(request, term.left_s(), _PATIENCE_S):
+                return
+            missing = [
+                decode_key(name.removeprefix(_KEY_START))
+                for name in names[:_MOST_NAMED]
+                if not line.ask(wire.request(Query.CHECK, [name]), replies.read_flag, _PATIENCE_S)
+            ]
+        left = f"; still missing: {name_some(missing)}" if missing else ""
+        raise StoreTimeoutError(f"{self._line.what(asked)}: not within {term.timeout_s:g} s{left}")
+
+    def _wait_for_workers(self, world_size: int, is_master: bool) -> None:
+        """Polls, as torch's does: all that clients do is add to a number, and the format knows no wait for that."""
+        asked = (f"wait for {world_size} workers",)
+        term = self._term()
+        here = self._ask(asked, Query.ADD, [_WORKERS_KEY], replies.read_number, 1)
+        pause_s = _POLL_S
+        while is_master and here < world_size:
+            if not term.left_s():
+                raise StoreTimeoutError(f"{self._line.what(asked)}: {here} came within {term.timeout_s:g} s")
+            time.sleep(min(pause_s, term.left_s()))
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+            here = self._ask(asked, Query.ADD, [_WORKERS_KEY], replies.read_number, 0)
+
+    def _connect(self) -> SharedLine:
+        timeout_s = self._timeout_s
+        try:
+            return SharedLine(connect(self._host, self._port, timeout_s), self._place())
+        except TimeoutError as exc:
+            raise StoreTimeoutError(
+                f"no store server answered at {self._place()} within {timeout_s:g} s: {exc}"
+            ) from exc
+        except ProtocolError as exc:
+            raise StoreConnectionError(f"cannot use the server at {self._place()}: {exc}") from exc
+
+    def _request(self, asked: Asked, query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
+        request = wire.request(query, texts, number)
+        if len(request) > self._surely_short or len(texts) > self._limits.keys:
+            self._refuse_if_too_large(asked, query, texts)
+        return request
+
+    def _refuse_if_too_large(self, asked: Asked, query: Query, texts: Sequence[bytes]) -> None:
+        if why := wire.why_too_large(query, texts, self._limits):
+            shown = tuple(key if len(key) <= 100 else f"{key[:100]}..." for key in asked[1:])
+            raise StoreError(f"cannot {self._line.what((asked[0], *shown))}: {why}")
+
+    def _term(self, timeout: timedelta | None = None) -> Term:
+        timeout_s = self._timeout_s if timeout is None else in_seconds(timeout)
+        return Term(timeout_s, time.monotonic() + timeout_s)
+
+    def _place(self) -> str:
+        return f"{self._host}, port {self._port}"
+
+
+def _name(key: str) -> bytes:
+    return _KEY_START + encode_key(key)
+
+
+def _names(keys: Sequence[str]) -> list[bytes]:
+    return [_KEY_START + name for name in encode_keys(keys)]
+
+
+def _release(acquired: list[Callable[[], None]]) -> None:
+    """The connection first, then the server."""
+    while acquired:
+        acquired.pop()()
