@@ -119,7 +119,7 @@ class Agent(Process):
             self._react()
 
     def connection_lost(self, line: int) -> None:
-        """The connection to the authority ended."""
+        """The connection to the server ended."""
         if line == self.line and self.session.connected:
             self._do(lambda: self.session.ended(self.now))
             self._retry()
@@ -145,7 +145,7 @@ class Agent(Process):
 
     def _send(self, data: bytes) -> None:
         if data:
-            self.world.send_to_authority(self, data)
+            self.world.send_to_server(self, data)
 
     def _do(self, action: Action) -> None:
         """Let the session do something, and let the world see what it changed."""

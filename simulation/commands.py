@@ -2,13 +2,13 @@
 
 start NAME [spare] [rank=N] [topology=PATH] [address=A] [stop=S] [timeout=S] [rate=R] [bounds=MIN:MAX]
 kill NAME | vanish NAME          its process dies, and the connection's end is seen, or is not
-pause NAME | resume NAME         SIGSTOP, SIGCONT; NAME may be `authority`
+pause NAME | resume NAME         SIGSTOP, SIGCONT; NAME may be `server`
 cut NAME | mute NAME | heal NAME nothing passes, or nothing reaches the node, until healed
 flap NAME LATE_S                 a new connection; the end of the old one is seen so much later
 fail NAME                        its workers crash, it rejoins at once
 resend NAME                      its join is sent once more
 finish NAME | withdraw NAME | give-up NAME
-crash | restart                  the authority dies, or starts without its memory
+crash | restart                  the server dies, or starts without its memory
 close                            somebody closes the run
 freeze NAME                      its loop stands still, the thread that renews its lease runs on
 hide NAME | refuse NAME          nobody reaches its server; its connections to others are refused
@@ -43,8 +43,8 @@ FAULTS = {
     "flap": "broken connection",
     "fail": "crash of workers",
     "resend": "repeated join",
-    "crash": "crash of the authority",
-    "stall": "stall of the authority",
+    "crash": "crash of the server",
+    "stall": "stall of the server",
     "loss": "message loss",
     "twice": "duplication",
     "delay": "delay and reordering",
@@ -78,7 +78,7 @@ def perform(world: World, line: str) -> None:
     if verb not in ("advance", "show", "restart", "start", "resend"):
         world.invariants.disturbed()
     if verb in FAULTS:
-        world.faults["stall" if verb == "pause" and words == ["authority"] else verb] += 1
+        world.faults["stall" if verb == "pause" and words == ["server"] else verb] += 1
     _VERBS[verb](world, words)
 
 
@@ -126,11 +126,11 @@ def _vanish(world: World, words: list[str]) -> None:
 
 
 def _pause(world: World, words: list[str]) -> None:
-    (world.coordinator if words == ["authority"] and world.coordinator else _agent(world, words)).stop()
+    (world.coordinator if words == ["server"] and world.coordinator else _agent(world, words)).stop()
 
 
 def _resume(world: World, words: list[str]) -> None:
-    (world.coordinator if words == ["authority"] and world.coordinator else _agent(world, words)).resume()
+    (world.coordinator if words == ["server"] and world.coordinator else _agent(world, words)).resume()
 
 
 def _cut(world: World, words: list[str]) -> None:
@@ -247,14 +247,14 @@ def _leaves(reason: Reason) -> Callable[[World, list[str]], None]:
 
 
 def _crash(world: World, words: list[str]) -> None:
-    world.crash_authority()
+    world.crash_server()
 
 
 def _restart(world: World, words: list[str]) -> None:
     try:
-        world.start_authority()
+        world.start_server()
     except RendezvousStateError as exc:
-        world.note("authority", f"cannot start: {exc}")
+        world.note("server", f"cannot start: {exc}")
 
 
 def _damage(world: World, words: list[str]) -> None:

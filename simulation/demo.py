@@ -1,4 +1,4 @@
-"""A scripted run to look at: four nodes meet, one is lost, a spare steps in, the authority restarts, the work is done."""
+"""A scripted run to look at: four nodes meet, one is lost, a spare steps in, the server restarts, the work is done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = [
     ("A fourth arrives: that is the maximum, and the world is sealed at once.", ["start node4", "advance 1"]),
     ("A fifth is surplus: it stands by as a spare.", ["start node5", "advance 1"]),
     ("node2 is killed. The others are told, and node5 takes its place.", ["kill node2", "advance 1.5"]),
-    ("The authority is killed. Workers keep running; nobody is told to stop.", ["crash", "advance 1.5"]),
+    ("The server is killed. Workers keep running; nobody is told to stop.", ["crash", "advance 1.5"]),
     ("It comes back without its memory, and learns everything from the nodes.", ["restart", "advance 2"]),
     ("node3 is cut off from the network for longer than its time-out …", ["cut node3", "advance 6.5"]),
     ("… and learns that it is out when it is back. It joins again as a newcomer.", ["heal node3", "advance 3"]),

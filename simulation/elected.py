@@ -1,4 +1,4 @@
-"""A virtual world without an authority of its own: its node processes elect a server through a virtual register."""
+"""A virtual world without a server of its own: its node processes elect a server through a virtual register."""
 
 from __future__ import annotations
 

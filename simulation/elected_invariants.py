@@ -54,11 +54,11 @@ class ElectedInvariants(NodeInvariants):
 
     # Told by the world --------------------------------------------------------------------------------------------
 
-    def authority_started(self) -> None:
-        """There is no authority of the world's own."""
+    def fixed_server_started(self) -> None:
+        """There is no server of the world's own."""
 
-    def authority_acted(self, before: Run, run: Run, message: Message | None) -> None:
-        """There is no authority of the world's own."""
+    def fixed_server_acted(self, before: Run, run: Run, message: Message | None) -> None:
+        """There is no server of the world's own."""
 
     def disturbed(self) -> None:
         """Something happens to the nodes, the network or the register."""
@@ -162,7 +162,7 @@ class ElectedInvariants(NodeInvariants):
             or not calm
         ):
             return
-        heard = server.coordinator.runs.known[world.run_id].authority.life.signs
+        heard = server.coordinator.runs.known[world.run_id].state.life.signs
         cut_off = [other for other in others if other.id in heard and other.alive and not other.stopped]
         if len(cut_off) < 2 or 2 * len(cut_off) <= len(heard):
             return

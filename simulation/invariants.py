@@ -25,14 +25,14 @@ class Judge(Protocol):
 
     rosters: dict[str, tuple[str, int, tuple[str, ...]]]
 
-    def authority_started(self) -> None:
-        """A new life of the authority."""
+    def fixed_server_started(self) -> None:
+        """A new life of the server."""
 
-    def authority_acted(self, before: Run, run: Run, message: Message | None) -> None:
-        """The authority took an input."""
+    def fixed_server_acted(self, before: Run, run: Run, message: Message | None) -> None:
+        """The server took an input."""
 
     def judge_loss(self, loss: Lost) -> None:
-        """The authority gave a node up."""
+        """The server gave a node up."""
 
     def agent_changed(self, agent: Agent, before: View) -> None:
         """A node's view changed."""
@@ -56,21 +56,21 @@ class Invariants(NodeInvariants):
         self.protected: str | None = None
         self.last_seal = 0.0
 
-    # When the authority acts --------------------------------------------------------------------------------------
+    # When the server acts --------------------------------------------------------------------------------------
 
-    def authority_started(self) -> None:
-        """A new life of the authority: what it cannot know cannot be held against it."""
+    def fixed_server_started(self) -> None:
+        """A new life of the server: what it cannot know cannot be held against it."""
         if not self.world.durable:
             self.closed.clear()
             self.round_floor = 0
         self.protected = self._whole_world()
 
     def disturbed(self) -> None:
-        """Something happens to the nodes: a world need not survive the authority's restart any more."""
+        """Something happens to the nodes: a world need not survive the server's restart any more."""
         self.protected = None
 
-    def authority_acted(self, before: Run, run: Run, message: Message | None) -> None:
-        """Judge one step of the authority."""
+    def fixed_server_acted(self, before: Run, run: Run, message: Message | None) -> None:
+        """Judge one step of the server."""
         if isinstance(message, (Joined, Announced)) and message.seat is not None:
             self.round_floor = max(self.round_floor, message.seat.round if self._ours(message, run) else 0)
         if isinstance(message, Announced) and message.standing is Standing.CLOSED and message.incarnation:
@@ -94,7 +94,7 @@ class Invariants(NodeInvariants):
         roster = (world.incarnation, world.round, tuple(node.id for node in world.members))
         recovers = before.phase is Phase.RECOVERING or not before.incarnation
         if recovers and world.seal_id in self.rosters:
-            # The authority knew nothing of the run, and was told of this world by its members.
+            # The server knew nothing of the run, and was told of this world by its members.
             known = self.rosters[world.seal_id]
             finished = {world.members[rank].id for node_id, rank in run.finished.items() if node_id in run.ranks}
             unheard = sum(a != b and b not in finished for a, b in zip(known[2], roster[2], strict=True))
@@ -140,7 +140,7 @@ class Invariants(NodeInvariants):
         self.closed.add(message.incarnation)
         self.require(
             run.incarnation != message.incarnation or run.phase is Phase.CLOSED,
-            f"{message.node.name} knows that {message.incarnation} is closed, but the authority goes on",
+            f"{message.node.name} knows that {message.incarnation} is closed, but the server goes on",
         )
 
     # When a node's view changes -----------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Invariants(NodeInvariants):
         if view.state is State.FENCED:
             self.require(
                 view.world.seal_id != self.protected or self._max_know_of_no_world(view.world.seal_id),
-                f"{agent.name} was put out, although only the authority had restarted: {view.why}",
+                f"{agent.name} was put out, although only the server had restarted: {view.why}",
             )
         if view.state is State.BROKEN and not view.why.startswith("this node itself"):
             self.require(
@@ -169,7 +169,7 @@ class Invariants(NodeInvariants):
         """Long after the last fault everybody is where they should be, and stays there."""
         world, run = self.world, self.world.run
         assert run is not None
-        self.require(run.phase is not Phase.RECOVERING, "the authority is still recovering")
+        self.require(run.phase is not Phase.RECOVERING, "the server is still recovering")
         self.require(
             world.time - self.last_seal >= quiet_s,
             f"a world was sealed {world.time - self.last_seal:.1f} s ago, long after the last fault",
@@ -180,7 +180,7 @@ class Invariants(NodeInvariants):
     # Small things -------------------------------------------------------------------------------------------------
 
     def judge_loss(self, loss: Lost) -> None:
-        """The authority gave a node up: one whose newest connection is up must have been silent for long."""
+        """The server gave a node up: one whose newest connection is up must have been silent for long."""
         world, agent = self.world, self.world.find(loss.node_id)
         if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.session.connected:
             return
@@ -213,7 +213,7 @@ class Invariants(NodeInvariants):
         return not self.world.durable and any(set(self.rosters[old][2]) <= ids for old, ids in speakers.items())
 
     def _is_over(self, seal_id: str) -> bool:
-        """Whether a world has ended, or another came after it, or an authority that forgot heard of a higher one."""
+        """Whether a world has ended, or another came after it, or a server that forgot heard of a higher one."""
         recovering = self.world.run is None or self.world.run.phase is Phase.RECOVERING
         later = seal_id != next(reversed(self.rosters)) or self._has_rival(seal_id)
         return seal_id in self.ended_worlds or later or recovering

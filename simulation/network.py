@@ -16,7 +16,7 @@ class Network:
     loss: float = 0.0
     twice: float = 0.0
     cut: set[str] = field(default_factory=set)
-    """Nodes that neither hear the authority nor are heard."""
+    """Nodes that neither hear the server nor are heard."""
     deaf: set[str] = field(default_factory=set)
     """Nodes that are heard but do not hear."""
 

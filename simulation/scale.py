@@ -22,7 +22,7 @@ class Figures:
 
 
 def form(nodes: int) -> Figures:
-    """Let so many nodes come to a fresh authority, until each has its rank; all of it in production's code."""
+    """Let so many nodes come to a fresh server, until each has its rank; all of it in production's code."""
     world = World(0, Bounds(nodes, nodes), Settings(heartbeat_interval_s=60.0, heartbeat_timeout_s=300.0))
     gc.collect()
     gc.disable()  # a hundred thousand virtual processes in one real one would be looked through again and again

@@ -6,7 +6,7 @@
 
     start a
     ----
-       0.001 authority: a founded the run for 2 nodes
+       0.001 server: a founded the run for 2 nodes
 
 Lines before the first command that begin with `#` are the file's title.  `world` comes first and may set any number
 from `Settings` by its name, `seed=N`, `durable`, `elected` (by a register) and `leases` (of that register).

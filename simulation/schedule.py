@@ -133,7 +133,7 @@ def end_faults(world: World, do: Do) -> None:
     elif world.coordinator is None:
         do("restart")
     elif world.coordinator.stopped:
-        do("resume authority")
+        do("resume server")
     do(f"advance {rest_s:.0f}")
 
 
@@ -189,11 +189,11 @@ def _choose(world: World, names: list[str], chance: random.Random, with_crash: b
     elif world.coordinator is None:
         options.append((5.0, "restart"))
     elif world.coordinator.stopped:
-        options.append((4.0, "resume authority"))
+        options.append((4.0, "resume server"))
     else:
         closed = world.run is not None and world.run.phase is Phase.CLOSED
         crash = (6.0 if closed else 1.5) if with_crash else 0.0
-        options += [(0.7, "pause authority"), (0.0 if closed else 0.3, "close"), (crash, "crash")]
+        options += [(0.7, "pause server"), (0.0 if closed else 0.3, "close"), (crash, "crash")]
     if chance.random() < 0.15:
         options.append((8.0, _weather(chance)))
     return chance.choices([command for _, command in options], [weight for weight, _ in options])[0]

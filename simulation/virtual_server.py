@@ -10,7 +10,7 @@ from rallypoint.core.model import Run
 from rallypoint.location.actions import Serve
 from rallypoint.server.coordinator import Coordinator, Effects
 from simulation.clockwork import Action as Deed
-from simulation.coordinator import UNLIMITED
+from simulation.fixed_server import UNLIMITED
 
 if TYPE_CHECKING:
     from simulation.peer import Peer
@@ -52,7 +52,7 @@ class VirtualServer:
     def decided(self) -> Run:
         """What it knows, and what it will tell when it is recorded."""
         hosted = self.coordinator.runs.known[self.peer.elected.run_id]
-        return (hosted.ahead or hosted.authority).run
+        return (hosted.ahead or hosted.state).run
 
     @property
     def renewed_at(self) -> float:

@@ -1,4 +1,4 @@
-"""A virtual world: one authority, some nodes, a network and time.  Everything in it follows from its seed."""
+"""A virtual world: one server, some nodes, a network and time.  Everything in it follows from its seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rallypoint.core.ranking import POLICIES, RankPolicy
 from rallypoint.server.coordinator import Effects
 from simulation.agent import Agent
 from simulation.clockwork import Action, Clockwork
-from simulation.coordinator import Authority
+from simulation.fixed_server import FixedServer
 from simulation.invariants import Invariants, Judge
 from simulation.network import Network
 
@@ -33,7 +33,7 @@ class Line:
 
     number: int
     agent: Agent | None
-    life: Authority | VirtualServer
+    life: FixedServer | VirtualServer
     greeted: bool = False
     ready: bool = False
     early: list[bytes] = field(default_factory=list)
@@ -78,13 +78,13 @@ class World:
         self.octets: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self._mints = 0
-        self.coordinator: Authority | None = None
+        self.coordinator: FixedServer | None = None
         self.begin()
 
     def begin(self) -> None:
-        """What there is before the first command: an authority."""
+        """What there is before the first command: a server."""
         self.invariants: Judge = Invariants(self)
-        self.start_authority()
+        self.start_server()
 
     # Time and identity --------------------------------------------------------------------------------------------
 
@@ -95,12 +95,12 @@ class World:
 
     @property
     def run(self) -> Run | None:
-        """What the authority knows, while there is one."""
+        """What the server knows, while there is one."""
         return self.coordinator.run if self.coordinator else None
 
     @property
     def awake_time(self) -> float:
-        """The time that the authority has lived through, the times when it was stopped left out."""
+        """The time that the server has lived through, the times when it was stopped left out."""
         return self.time - (self.coordinator.stopped_s if self.coordinator else 0.0)
 
     def advance(self, seconds: float) -> None:
@@ -158,7 +158,7 @@ class World:
         return Agent(self, view, self.chance.uniform(0, 1e6), rate, stop_s=stop_s, timeout_s=timeout_s)
 
     def end_process(self, agent: Agent, *, seen: bool) -> None:
-        """A node's process ends; its connection's end is seen by the authority unless the whole machine went."""
+        """A node's process ends; its connection's end is seen by the server unless the whole machine went."""
         agent.alive = False
         agent.was_seen = seen
         if seen:
@@ -166,22 +166,22 @@ class World:
         self.note(agent.name, "exits" if seen else "vanishes")
 
     def flap(self, agent: Agent, late_s: float) -> None:
-        """A connection breaks and is made anew; the authority hears of the end of the old one late."""
+        """A connection breaks and is made anew; the server hears of the end of the old one late."""
         line = agent.line
         if agent.session.connected:
             self.close_line(line, late_s)
             agent.when_running(lambda: agent.connection_lost(line))
 
-    def start_authority(self) -> None:
-        """Start the authority; without a record it knows nothing."""
-        assert self.coordinator is None, "the authority is running"
-        self.invariants.authority_started()
-        self.coordinator = Authority(self, self.chance.uniform(0, 1e6), self.record)
+    def start_server(self) -> None:
+        """Start the server; without a record it knows nothing."""
+        assert self.coordinator is None, "the server is running"
+        self.invariants.fixed_server_started()
+        self.coordinator = FixedServer(self, self.chance.uniform(0, 1e6), self.record)
         self.coordinator.tick()
 
-    def crash_authority(self) -> None:
+    def crash_server(self) -> None:
         """kill -9: what it knew is gone, and every connection with it."""
-        assert self.coordinator is not None, "the authority is not running"
+        assert self.coordinator is not None, "the server is not running"
         self.coordinator.alive = False
         self.coordinator = None
         for agent in self.agents.values():
@@ -200,35 +200,35 @@ class World:
     # Messages -----------------------------------------------------------------------------------------------------
 
     def reachable(self, agent: Agent) -> bool:
-        """Whether a new connection to the authority would be made now."""
+        """Whether a new connection to the server would be made now."""
         return self.coordinator is not None and agent.name not in self.network.cut
 
     def open_line(self, agent: Agent | None) -> int:
-        """A new connection to the authority."""
-        assert self.coordinator is not None, "who connects has seen that the authority is there"
+        """A new connection to the server."""
+        assert self.coordinator is not None, "who connects has seen that the server is there"
         line = Line(len(self.lines) + 1, agent, self.coordinator)
         self.lines[line.number] = line
         self.coordinator.when_running(lambda: line.life.open(line.number))
         return line.number
 
     def close_line(self, number: int, delay_s: float) -> None:
-        """A node's end of a connection closes; the authority hears of it so much later."""
+        """A node's end of a connection closes; the server hears of it so much later."""
         line = self.lines.get(number)
         if line is not None:
-            self.clockwork.after(delay_s, lambda: self._at_authority(line, lambda: line.life.end(number)))
+            self.clockwork.after(delay_s, lambda: self._at_server(line, lambda: line.life.end(number)))
 
     def hang_up(self, number: int) -> None:
-        """The authority's end of a connection closes."""
+        """The server's end of a connection closes."""
         agent = self.lines[number].agent
         if agent is not None:
             self.clockwork.after(
                 self.network.delay(), lambda: agent.when_running(lambda: agent.connection_lost(number))
             )
 
-    def send_to_authority(self, agent: Agent, data: bytes) -> None:
+    def send_to_server(self, agent: Agent, data: bytes) -> None:
         """A node sends; the bytes are those of production."""
         line = self.lines[agent.line]
-        self._count("to the authority", data)
+        self._count("to the server", data)
         if not line.greeted:
             # A connection is made and its first bytes arrive, or it is not made at all.
             line.greeted = True
@@ -260,18 +260,18 @@ class World:
         if line.agent is not None and not line.ready:
             line.early.append(data)
             return
-        self._at_authority(line, lambda: line.life.receive(line.number, data))
+        self._at_server(line, lambda: line.life.receive(line.number, data))
 
-    def _at_authority(self, line: Line, action: Action) -> None:
+    def _at_server(self, line: Line, action: Action) -> None:
         if self.hears(line):
             line.life.when_running(action)
 
     def hears(self, line: Line) -> bool:
-        """Whether the authority of this connection is still there."""
+        """Whether the server of this connection is still there."""
         return line.life is self.coordinator
 
     def send_to_node(self, number: int, data: bytes) -> None:
-        """The authority sends."""
+        """The server sends."""
         line = self.lines[number]
         agent = line.agent
         if agent is None or not agent.alive:
@@ -311,23 +311,23 @@ class World:
         if self.talkative:
             self.log.append(f"{self.time:8.3f} {who}: {what}")
 
-    def authority_acted(self, before: Run, after: Run, effects: Effects, data: bytes | None) -> None:
-        """The authority took an input."""
+    def fixed_server_acted(self, before: Run, after: Run, effects: Effects, data: bytes | None) -> None:
+        """The server took an input."""
         message = _message(data) if data is not None else None
         if message is not None:
             routine = isinstance(message, Announced) and after is before
             self.events["heartbeat" if routine else type(message).__name__] += 1
         for happening in effects.happenings:
             if happening.why:
-                self.note("authority", happening.why)
+                self.note("server", happening.why)
             for loss in happening.losses:
                 self.events["Lost"] += 1
                 self.invariants.judge_loss(loss)
         # Several inputs may have waited for one record: each step of them is judged.
         for happening in effects.happenings[:-1]:
-            self.invariants.authority_acted(before, happening.after, None)
+            self.invariants.fixed_server_acted(before, happening.after, None)
             before = happening.after
-        self.invariants.authority_acted(before, after, message)
+        self.invariants.fixed_server_acted(before, after, message)
 
     def agent_changed(self, agent: Agent, before: View) -> None:
         """A node's view changed."""
@@ -342,7 +342,7 @@ class World:
     def situation(self) -> str:
         """Where the run stands, in the words of the core."""
         if self.coordinator is None:
-            return "the authority is away"
+            return "the server is away"
         return transition.situation(self.coordinator.run, self.coordinator.now)
 
 

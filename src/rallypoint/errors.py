@@ -25,7 +25,7 @@ class RendezvousTimeoutError(RendezvousError):
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The authority of the run cannot be reached; the message says what was tried."""
+    """The server of the run cannot be reached; the message says what was tried."""
 
 
 class RendezvousStateError(RendezvousError):

@@ -16,7 +16,7 @@ def beat_after_s(settings: Settings, *, holds: bool) -> float:
 
 
 def patience_s(settings: Settings) -> float:
-    """For how long an authority may be silent before a node gives up on its connection."""
+    """For how long a server may be silent before a node gives up on its connection."""
     return settings.heartbeat_timeout_s
 
 

@@ -57,7 +57,7 @@ def in_state(state: State) -> View:
 
 def test_a_first_join_names_no_world() -> None:
     asking, said = views.join(View(node=member("a"), bounds=Bounds(2, 3)), 0.0, 60.0)
-    assert (asking.state, asking.why) == (State.WAITING, "the authority has not answered")
+    assert (asking.state, asking.why) == (State.WAITING, "the server has not answered")
     assert (said.node, said.bounds, said.seat, said.incarnation) == (member("a"), Bounds(2, 3), None, "")
 
 
@@ -254,7 +254,7 @@ def test_after_the_outage_grace_a_node_stops_trusting_its_world() -> None:
     out = views.disconnected(view(FIRST), 10.0)
     assert not views.in_outage(out, 310.0)
     broken = views.passed(out, 310.0)
-    assert (broken.state, broken.why) == (State.BROKEN, "the authority has been away for more than 300 s")
+    assert (broken.state, broken.why) == (State.BROKEN, "the server has been away for more than 300 s")
     assert views.num_nodes_waiting(broken, 310.0) == 1
     assert views.passed(broken, 400.0) is broken
 

@@ -136,7 +136,7 @@ def test_a_time_out_says_who_is_here_and_what_is_awaited(scene: Scene) -> None:
     assert f"run {scene.run!r}" in text
     # A server that a node has just started listens first for nodes of an earlier life (rule 14).
     assert "2 of at least 3 nodes are here" in text or "2 of 3 nodes are here" in text
-    assert "1 more must come" in text or "the authority has just started" in text
+    assert "1 more must come" in text or "the server has just started" in text
 
 
 def test_two_nodes_of_one_process_are_two_members(scene: Scene) -> None:

@@ -1,7 +1,7 @@
-"""Random histories: an authority and a few nodes that obey one order after another.
+"""Random histories: a server and a few nodes that obey one order after another.
 
 The nodes are `View`s, so whatever they say is what real nodes would say; messages may be lost in either direction
-and repeated, and the authority may forget everything or come back from its document.  It keeps a record, as rule 17c
+and repeated, and the server may forget everything or come back from its document.  It keeps a record, as rule 17c
 demands, and another server may take over with it.
 """
 

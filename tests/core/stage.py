@@ -90,7 +90,7 @@ class Stage:
             self.leave(node_id, Reason.FINISHED)
 
     def lose(self, *node_ids: str) -> None:
-        """The authority gives nodes up."""
+        """The server gives nodes up."""
         for node_id in node_ids:
             self.take(Lost(node_id, "it fell silent"))
 

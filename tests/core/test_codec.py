@@ -261,7 +261,7 @@ def test_names_of_any_length_are_not_taken() -> None:
         assert "length" in refusal(decode_message, json.dumps(message).encode())
 
 
-def test_what_an_authority_says_to_itself_is_no_message() -> None:
+def test_what_a_server_says_to_itself_is_no_message() -> None:
     lost = Lost("a", "it fell silent")
     data = json.dumps({"type": "lost", "node_id": lost.node_id, "why": lost.why}).encode()
     assert "cannot be read" in refusal(decode_message, data)

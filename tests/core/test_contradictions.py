@@ -12,7 +12,7 @@ from rallypoint.core.notices import Fenced, Refused, RunClosed, spell_out
 from tests.core.stage import Stage
 from tests.core.test_recovery import HOLD_S, claim, restarted
 
-# While an authority recovers ------------------------------------------------------------------------------------------
+# While a server recovers ------------------------------------------------------------------------------------------
 
 
 def test_a_member_that_knows_that_its_world_is_broken_is_awaited_back_with_its_rank() -> None:

@@ -32,9 +32,9 @@ from rallypoint.core.model import (
     Waiter,
     rank_bitmap,
 )
-from rallypoint.server import authority, liveness
-from rallypoint.server.authority import Authority
+from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
+from rallypoint.server.run_state import RunState
 from rallypoint.sorted_map import Table
 from simulation.check import complaints
 
@@ -96,7 +96,7 @@ def regrouping(count: int) -> Run:
 
 @cache
 def recovering(count: int) -> Run:
-    """Half of a world of so many has spoken to an authority that has just started."""
+    """Half of a world of so many has spoken to a server that has just started."""
     first = transition.step(recovery.blank("run", NOW, NOW, 7.0), claim(count, 0), NOW, "mint").run
     spoken = range(0, count, 2)
     heard = Table.build((i, HeardRank(node(i), "old", 3, "s3", count, holds=True)) for i in spoken)
@@ -126,12 +126,12 @@ def taking_over(count: int) -> Run:
 
 
 @cache
-def hosted(count: int) -> Authority:
+def hosted(count: int) -> RunState:
     """So many nodes have been heard."""
     life = Liveness()
     for i in range(count):
         life, _ = liveness.heard(life, node(i).id, 1, SETTINGS, NOW)
-    return Authority(sealed(count), life)
+    return RunState(sealed(count), life)
 
 
 def seat(run: Run, i: int) -> Seat:
@@ -224,7 +224,7 @@ EVENTS: dict[str, tuple[Callable[[int], Run], Callable[[Run, int], Event]]] = {
     "an awaited member is lost": (regrouping, lambda run, n: Lost(node(2).id, "silence")),
     "a member that is back is lost": (regrouping, lambda run, n: Lost(node(1).id, "silence")),
     "a member that is back announces itself": (regrouping, lambda run, n: announce(run, 1, Standing.WAITING)),
-    "a rank speaks to a new authority": (recovering, lambda run, n: claim(n, 1)),
+    "a rank speaks to a new server": (recovering, lambda run, n: claim(n, 1)),
     "a rank speaks to a server with a record": (taking_over, lambda run, n: claim(n, 9)),
     "a finished rank speaks to a server with a record": (taking_over, lambda run, n: claim(n, 7)),
     "a rank finishes before a server has recovered": (
@@ -233,7 +233,7 @@ EVENTS: dict[str, tuple[Callable[[int], Run], Callable[[Run, int], Event]]] = {
     ),
     "a fresh node comes to a server with a record": (taking_over, join),
     "the process that served before is given up": (taking_over, lambda run, n: TimePassed()),
-    "a rank is lost to a new authority": (recovering, lambda run, n: Lost(node(2).id, "silence")),
+    "a rank is lost to a new server": (recovering, lambda run, n: Lost(node(2).id, "silence")),
 }
 
 
@@ -249,19 +249,19 @@ def test_a_step_takes_hardly_more_when_there_are_a_hundred_times_the_nodes(what:
     hardly_more(step(FEW), step(MANY))
 
 
-INPUTS: dict[str, Callable[[Authority, int], object]] = {
-    "a heartbeat": lambda host, n: authority.receive(
+INPUTS: dict[str, Callable[[RunState, int], object]] = {
+    "a heartbeat": lambda host, n: run_state.receive(
         host, node(n // 2).id, 1, announce(host.run, n // 2, Standing.HOLDS), NOW, "other"
     ),
-    "a first word": lambda host, n: authority.receive(host, node(n).id, 1, join(host.run, n), NOW, "other").authority,
-    "a connection ends": lambda host, n: authority.connection_ended(host, node(n // 2).id, 1, NOW),
-    "a tick": lambda host, n: authority.tick(host, NOW + 0.25, "other"),
-    "the next waking": lambda host, n: authority.wake_at(host, NOW),
+    "a first word": lambda host, n: run_state.receive(host, node(n).id, 1, join(host.run, n), NOW, "other").state,
+    "a connection ends": lambda host, n: run_state.connection_ended(host, node(n // 2).id, 1, NOW),
+    "a tick": lambda host, n: run_state.tick(host, NOW + 0.25, "other"),
+    "the next waking": lambda host, n: run_state.wake_at(host, NOW),
     "a member is given up": lambda host, n: liveness.forget(host.life, node(n // 2).id),
 }
 
 
 @pytest.mark.parametrize("what", INPUTS)
-def test_an_authority_takes_hardly_more_when_there_are_a_hundred_times_the_nodes(what: str) -> None:
+def test_a_server_takes_hardly_more_when_there_are_a_hundred_times_the_nodes(what: str) -> None:
     few, many = hosted(FEW), hosted(MANY)
     hardly_more(lambda: INPUTS[what](few, FEW), lambda: INPUTS[what](many, MANY))

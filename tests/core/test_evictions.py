@@ -8,9 +8,9 @@ from rallypoint.core import evictions, explain, transition
 from rallypoint.core.messages import Evicted, EvictionLifted, Standing
 from rallypoint.core.model import Ending, Node, Phase, Reason, Role, Run, find_node, kept_out
 from rallypoint.core.notices import Fenced, KeepWaiting, Placed, RunClosed, spell_out
-from rallypoint.server import authority, liveness
-from rallypoint.server.authority import Authority
+from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
+from rallypoint.server.run_state import RunState
 from tests.core.stage import Stage, member, sealed
 
 
@@ -236,18 +236,18 @@ def test_while_the_server_recovers_a_node_is_kept_out_too() -> None:
 def test_a_run_is_remembered_until_its_last_eviction_has_ended() -> None:
     stage = sealed(1, 1, members="a")
     evict(stage, "a", 30)
-    assert not authority.is_idle(Authority(stage.run))
+    assert not run_state.is_idle(RunState(stage.run))
     assert transition.wake_at(stage.run, stage.now) == stage.now + 30
     stage.wait(30)
-    assert authority.is_idle(Authority(stage.run))
+    assert run_state.is_idle(RunState(stage.run))
     assert transition.wake_at(stage.run, stage.now) is None
 
 
 def test_whoever_is_evicted_is_not_listened_for() -> None:
     stage = sealed(1, 2)
     life, _ = liveness.heard(Liveness(), "b", 1, stage.settings, stage.now)
-    output = authority.apply(Authority(stage.run, life), Evicted(member("b"), 30.0), stage.now, "m")
-    assert "b" not in output.authority.life.signs
+    output = run_state.apply(RunState(stage.run, life), Evicted(member("b"), 30.0), stage.now, "m")
+    assert "b" not in output.state.life.signs
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An authority that has lost its memory listens before it seals (rule 14)."""
+"""A server that has lost its memory listens before it seals (rule 14)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOLD_S = 7.0
 
 
 def restarted(low: int = 2, high: int | None = None, **settings: Any) -> Stage:
-    """A stage whose authority has just started and knows nothing."""
+    """A stage whose server has just started and knows nothing."""
     stage = Stage(low, high, **settings)
     stage.run = recovery.blank("run", stage.now, stage.now, HOLD_S)
     return stage
@@ -41,7 +41,7 @@ def claim(
 # The hold -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_authority_that_has_been_up_for_long_never_holds() -> None:
+def test_a_server_that_has_been_up_for_long_never_holds() -> None:
     assert recovery.blank("run", started_at=0.0, now=6.9, hold_s=7.0).phase is Phase.RECOVERING
     assert recovery.blank("run", started_at=0.0, now=7.0, hold_s=7.0).phase is Phase.GATHERING
 
@@ -80,7 +80,7 @@ def test_the_last_call_runs_together_with_the_hold_and_the_wait_says_how_many_ar
     stage.wait(2)
     stage.join("b")
     assert stage.answer("b", KeepWaiting).why == (
-        "2 of 2:3 nodes are here (a, b); the authority has just started and listens for nodes of an earlier life, "
+        "2 of 2:3 nodes are here (a, b); the server has just started and listens for nodes of an earlier life, "
         "at most 5.0 s more"
     )
     stage.wait(5)
@@ -300,7 +300,7 @@ def test_finished_is_sticky_too() -> None:
 # Going while it listens -----------------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_lost_while_the_authority_listens_has_spoken_and_is_out() -> None:
+def test_a_rank_that_is_lost_while_the_server_listens_has_spoken_and_is_out() -> None:
     stage = restarted(2, 3)
     claim(stage, "a", 0)
     claim(stage, "b", 1)
@@ -312,7 +312,7 @@ def test_a_rank_that_is_lost_while_the_authority_listens_has_spoken_and_is_out()
 
 
 @pytest.mark.parametrize(("reason", "phase"), [(Reason.FINISHED, Phase.SEALED), (Reason.WITHDREW, Phase.GATHERING)])
-def test_a_rank_that_leaves_while_the_authority_listens_has_its_reason(reason: Reason, phase: Phase) -> None:
+def test_a_rank_that_leaves_while_the_server_listens_has_its_reason(reason: Reason, phase: Phase) -> None:
     stage = restarted(2)
     claim(stage, "a", 0, size=2)
     stage.take(Left("a", reason, "s4"))
@@ -321,7 +321,7 @@ def test_a_rank_that_leaves_while_the_authority_listens_has_its_reason(reason: R
 
 
 @pytest.mark.parametrize(("low", "phase"), [(3, Phase.CLOSED), (2, Phase.RECOVERING)])
-def test_a_rank_that_gives_up_while_the_authority_listens_closes_a_run_of_a_fixed_size(low: int, phase: Phase) -> None:
+def test_a_rank_that_gives_up_while_the_server_listens_closes_a_run_of_a_fixed_size(low: int, phase: Phase) -> None:
     """Rule 8: as it does at any other time, and those who were heard are told."""
     stage = restarted(low, 3)
     claim(stage, "a", 0)
@@ -332,7 +332,7 @@ def test_a_rank_that_gives_up_while_the_authority_listens_closes_a_run_of_a_fixe
     assert [said for said in stage.heard("b") if isinstance(said, RunClosed)] == closed
 
 
-def test_a_fresh_node_that_goes_while_the_authority_listens_is_simply_gone() -> None:
+def test_a_fresh_node_that_goes_while_the_server_listens_is_simply_gone() -> None:
     stage = restarted(2)
     stage.join("a", "s", role=Role.SPARE)
     stage.lose("a")
@@ -365,7 +365,7 @@ def test_the_closing_of_an_earlier_incarnation_means_nothing() -> None:
 
 
 @pytest.mark.parametrize("claims", [0, 1])
-def test_a_run_can_be_closed_while_the_authority_listens(claims: int) -> None:
+def test_a_run_can_be_closed_while_the_server_listens(claims: int) -> None:
     stage = restarted(2)
     stage.join("new")
     for rank in range(claims):
@@ -473,7 +473,7 @@ def test_loopback_does_not_mix_with_other_addresses_among_those_who_waited_throu
     stage.join("b", address=kinds[1], role=role)
     stage.join("c", address=kinds[0])
     stage.join("y")
-    assert "the authority has just started" in stage.situation()
+    assert "the server has just started" in stage.situation()
     stage.wait(HOLD_S)
     assert [to for to, _ in stage.sends] == ["b"]
     assert f"b gives its address as {kinds[1]} and a as {kinds[0]}" in stage.answer("b", Refused).why
@@ -506,7 +506,7 @@ def test_the_new_world_reaches_everybody_and_its_round_is_above_all_announced() 
     assert {stage.answer(name, Placed).seal_id for name in "ab"} == {stage.world.seal_id}
 
 
-def test_who_waits_is_told_the_highest_round_spoken_of_so_that_it_can_tell_the_next_authority() -> None:
+def test_who_waits_is_told_the_highest_round_spoken_of_so_that_it_can_tell_the_next_server() -> None:
     stage = restarted(2, 3)
     stage.join("new")
     assert stage.answer("new", KeepWaiting).round == 0

@@ -106,7 +106,7 @@ def test_close_timeout_is_how_long_a_request_to_close_may_take(handlers: Handler
         endpoint = f"{HOST}:{silent.getsockname()[1]}"
         handler = handlers("1", endpoint=endpoint, close_timeout=1)
         began = time.monotonic()
-        with pytest.raises(RendezvousConnectionError, match="could not be closed: the authority at etcd"):
+        with pytest.raises(RendezvousConnectionError, match="could not be closed: the server at etcd"):
             handler.set_closed()
         assert 1 <= time.monotonic() - began < 10, "it would be half a minute without the option"
 

@@ -192,7 +192,7 @@ def test_workers_run_on_while_etcd_is_away_until_the_grace_ends_and_meet_again_w
         began = time.monotonic()
         for node in nodes:
             why = node.changed()["why"]
-            assert why == f"the authority has been away for more than {GRACE_S:.0f} s" or why in (
+            assert why == f"the server has been away for more than {GRACE_S:.0f} s" or why in (
                 f"{other.name} had been told that it is" for other in nodes
             )
             assert time.monotonic() - began >= GRACE_S, "it held on until the grace was over"

@@ -109,7 +109,7 @@ class Puppet:
         say("closed")
 
     def reach(self) -> None:
-        """Put a question to the authority, which waits for a connection, and say where the node stands then."""
+        """Put a question to the server, which waits for a connection, and say where the node stands then."""
         member = self.here()._member
         assert isinstance(member.link, Link)
         deadline = time.monotonic() + PATIENCE_S
@@ -132,7 +132,7 @@ class Puppet:
         say("bided", news=news)
 
     def outage(self, seconds: float) -> None:
-        """Wait until the authority has been away for so long."""
+        """Wait until the server has been away for so long."""
         link = self.here()._member.link
         link.wait(lambda view: view.out_since is not None)
         since = link.view.out_since

@@ -53,7 +53,7 @@ def test_the_hold_and_the_last_call_run_together(stage: Stage) -> None:
         status = visitor.ask(protocol.Status, lambda number: protocol.AskStatus(number, "run"))
     assert status.run is not None
     assert re.fullmatch(
-        r"1 of 1:2 nodes is here \(alone\); the authority has just started and listens for nodes of an earlier life, "
+        r"1 of 1:2 nodes is here \(alone\); the server has just started and listens for nodes of an earlier life, "
         r"at most \d\.\d s more",
         status.run.situation,
     )

@@ -94,7 +94,7 @@ def test_a_close_that_nobody_confirms_is_an_error_in_time_and_is_asked_for_until
     server.pause()
     a.order("close")
     assert a.failed("RendezvousConnectionError") == (
-        f"run 'run' was asked to close, but the authority at {server.endpoint} did not confirm it within 2 s; this node "
+        f"run 'run' was asked to close, but the server at {server.endpoint} did not confirm it within 2 s; this node "
         f"goes on asking until it leaves"
     )
     assert b.heard("changed") == []
@@ -113,7 +113,7 @@ def test_a_close_while_the_server_is_known_to_be_away_is_an_error_in_time(stage:
     a.ask("outage", "outage", seconds=0.1)
     a.order("close")
     assert re.fullmatch(
-        rf"run 'run' could not be closed: the authority at {re.escape(server.endpoint)} cannot be reached: .+",
+        rf"run 'run' could not be closed: the server at {re.escape(server.endpoint)} cannot be reached: .+",
         a.failed("RendezvousConnectionError"),
     )
 

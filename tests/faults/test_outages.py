@@ -149,7 +149,7 @@ def test_workers_run_on_while_the_server_is_away_until_the_grace_ends(stage: Sta
     hasty.join(server.endpoint, 2, outage_grace=1.0)
     by_rank([patient, hasty])
     server.kill()
-    assert hasty.changed()["why"] == "the authority has been away for more than 1 s"
+    assert hasty.changed()["why"] == "the server has been away for more than 1 s"
     assert hasty.waiting() == 1
     assert patient.waiting() == 0
     assert patient.heard("changed") == []
@@ -165,7 +165,7 @@ def test_the_grace_ends_although_another_job_has_taken_the_servers_place(stage: 
     stranger.join(server.endpoint, 1, run="another", is_host=True)
     stranger.placed()
     for node in (a, b):
-        assert node.changed()["why"] == "the authority has been away for more than 2 s"
+        assert node.changed()["why"] == "the server has been away for more than 2 s"
         assert node.waiting() == 1
         node.again()
         assert "this server is part of the job 'another' and serves no other run" in node.failed(
@@ -239,7 +239,7 @@ def test_a_server_that_was_stopped_for_long_loses_nobody(stage: Stage) -> None:
     assert by_rank(ranked[:2], round=2) == ranked[:2]
 
 
-def test_an_authority_that_starts_late_is_waited_for(stage: Stage) -> None:
+def test_a_server_that_starts_late_is_waited_for(stage: Stage) -> None:
     nodes = stage.nodes("a", "b")
     with listen("127.0.0.1", 0) as nobody:
         nobody.setblocking(True)

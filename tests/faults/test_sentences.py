@@ -28,7 +28,7 @@ def test_nobody_listens(stage: Stage) -> None:
     node = stage.node("a")
     node.join(f"127.0.0.1:{free_port()}", 2, **SHORT)
     assert _masked(node.failed("RendezvousTimeoutError")) == (
-        "run 'run' was not joined within # s: the authority at ADDRESS:# cannot be reached (Connection refused); "
+        "run 'run' was not joined within # s: the server at ADDRESS:# cannot be reached (Connection refused); "
         "is it running there, and does its port let nodes in?"
     )
 
@@ -37,7 +37,7 @@ def test_nobody_listens_at_any_address_of_a_name(stage: Stage) -> None:
     node = stage.node("a")
     node.join(f"localhost:{free_port()}", 2, **SHORT)
     text = node.failed("RendezvousTimeoutError")
-    assert re.search(r"the authority at localhost:\d+ \([^)]*127\.0\.0\.1[^)]*\) cannot be reached", text)
+    assert re.search(r"the server at localhost:\d+ \([^)]*127\.0\.0\.1[^)]*\) cannot be reached", text)
     assert "Connection refused" in text
 
 
@@ -46,7 +46,7 @@ def test_a_name_that_does_not_resolve(stage: Stage) -> None:
     node.join("no-such-host.invalid", 2, **SHORT)
     text = _masked(node.failed("RendezvousTimeoutError"))
     assert text.startswith(
-        "run 'run' was not joined within # s: the authority at no-such-host.invalid:# cannot be reached ("
+        "run 'run' was not joined within # s: the server at no-such-host.invalid:# cannot be reached ("
     )
     assert "name" in text.partition("(")[2].lower()
 
@@ -143,7 +143,7 @@ def test_the_port_of_a_web_server_that_waits_for_the_end_of_the_request(stage: S
     with _web_server() as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousTimeoutError")) == (
-            "run 'run' was not joined within # s: the authority at ADDRESS:# cannot be reached (it took the connection "
+            "run 'run' was not joined within # s: the server at ADDRESS:# cannot be reached (it took the connection "
             "and was silent for # s: an HTTP server is there); is it running there, and does its port let nodes in?"
         )
 
@@ -163,7 +163,7 @@ def test_a_server_that_says_nothing(stage: Stage) -> None:
     with _answering(b"") as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousTimeoutError")) == (
-            "run 'run' was not joined within # s: the authority at ADDRESS:# cannot be reached (it took the connection "
+            "run 'run' was not joined within # s: the server at ADDRESS:# cannot be reached (it took the connection "
             "and was silent for # s); is it running there, and does its port let nodes in?"
         )
 

@@ -61,7 +61,7 @@ DIFFERENCES: dict[str, Difference] = {
         "`next_rendezvous()` while the backend is out of reach",
         "`RendezvousConnectionError` at once",
         "waits for it until `join_timeout`, then `RendezvousTimeoutError` with the cause in words",
-        "an authority that starts late is waited for (rule 13)",
+        "a server that starts late is waited for (rule 13)",
     ),
     "waiting unjoined": Difference(
         "`num_nodes_waiting()` of a handler that never joined",

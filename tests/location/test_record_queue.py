@@ -14,8 +14,8 @@ from rallypoint.core.model import Bounds, Reason, Run
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed, StandBy
 from rallypoint.core.ranking import POLICIES
 from rallypoint.core.record import of
-from rallypoint.server.authority import Authority, Output
 from rallypoint.server.effects import ToRecord
+from rallypoint.server.run_state import Output, RunState
 from rallypoint.server.runs import Change, Input, Runs, Turn
 from tests.location.support import SETTINGS, START, Server, state_of
 
@@ -40,8 +40,8 @@ class Queue:
     def take(self, name: str, durability: Durability) -> None:
         """Something happens that must be recorded, or need not."""
 
-        def change(authority: Authority, now: float, mint: str) -> Output:
-            return Output(authority, why=name, durability=durability)
+        def change(state: RunState, now: float, mint: str) -> Output:
+            return Output(state, why=name, durability=durability)
 
         self._input(change)
 

@@ -228,7 +228,7 @@ def test_what_a_node_without_the_secret_says_is_not_heard() -> None:
     session.join(server.now, 60.0)
     server.connect(session)
     assert server.records == []
-    assert not server.coordinator.runs.known["run"].authority.life.signs
+    assert not server.coordinator.runs.known["run"].state.life.signs
     assert not server.coordinator.met
 
 

@@ -7,8 +7,8 @@ import pytest
 from rallypoint import protocol
 from rallypoint.core.model import Closing, Ending, Phase, Run
 from rallypoint.server.admission import Admission
-from rallypoint.server.authority import Authority
 from rallypoint.server.limits import Limits
+from rallypoint.server.run_state import RunState
 from rallypoint.server.runs import Hosted
 from rallypoint.server.sockets import is_from_this_machine
 
@@ -20,7 +20,7 @@ def hosted(name: str, *, ended: bool) -> Hosted:
     """A run that gathers, or one that has ended and is kept so that its members are told."""
     closing = Closing(Ending.SUCCEEDED, "all members have finished", 0.0)
     run = Run(run_id=name, phase=Phase.CLOSED, closing=closing) if ended else Run(run_id=name)
-    return Hosted(Authority(run), 7.0)
+    return Hosted(RunState(run), 7.0)
 
 
 def refusal(open_runs: int, ended_runs: int) -> str:

@@ -1,4 +1,4 @@
-"""The authority's clock stands still while the authority is stalled (rule 10)."""
+"""The server's clock stands still while the server is stalled (rule 10)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = Settings(reconnect_grace_s=0.15, heartbeat_timeout_s=5.0)
 
 
 class Hosting:
-    """An authority that looks at its clock before all that it does, and can be stalled."""
+    """A server that looks at its clock before all that it does, and can be stalled."""
 
     def __init__(self) -> None:
         self.monotonic = 0.0

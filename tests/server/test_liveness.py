@@ -13,7 +13,7 @@ SETTINGS = Settings(reconnect_grace_s=0.15, heartbeat_timeout_s=5.0)
 
 
 class Watch:
-    """An authority's ear, and whom it has lost when."""
+    """A server's ear, and whom it has lost when."""
 
     def __init__(self) -> None:
         self.life = Liveness()

@@ -98,7 +98,7 @@ MUTANTS = [
         "World(run.incarnation, max(run.round, 1),",
     ),
     Mutant(
-        "a stall of the authority counts as silence of the nodes",
+        "a stall of the server counts as silence of the nodes",
         "server/clock.py",
         "if gap <= 2 * LOOK_S:",
         "if True:",

@@ -91,7 +91,7 @@ def test_the_simulation_decides_nothing_itself() -> None:
             if isinstance(item, ast.Call) and isinstance(item.func, ast.Name):
                 # Making a notice, a step or a run is deciding.
                 assert item.func.id not in {"Placed", "Broken", "Fenced", "RunClosed", "Step", "Run", "Notice"}, file
-    for needed in ("server.authority", "client.view", "core.record"):
+    for needed in ("server.run_state", "client.view", "core.record"):
         assert f"rallypoint.{needed}" in imported
 
 

@@ -16,7 +16,7 @@ from tests.torchrun.harness import FAST
 from tests.torchrun.stage import Backend, Job
 
 
-class Authority(Backend, Protocol):
+class RunState(Backend, Protocol):
     """One that a test makes."""
 
     def __init__(self) -> None: ...
@@ -115,7 +115,7 @@ class C10dStore:
         self.kill()
 
 
-BACKENDS: dict[str, type[Authority]] = {
+BACKENDS: dict[str, type[RunState]] = {
     "rallypoint": StandaloneServer,
     "c10d": C10dStore,
     "etcd-v3": EtcdCluster,
@@ -127,13 +127,13 @@ BACKENDS: dict[str, type[Authority]] = {
     params=[name if name == "rallypoint" else pytest.param(name, marks=pytest.mark.soak) for name in BACKENDS]
 )
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """An authority that was started, by the name of the backend."""
-    authority = BACKENDS[request.param]()
+    """A server that was started, by the name of the backend."""
+    server = BACKENDS[request.param]()
     try:
-        authority.start()
-        yield authority
+        server.start()
+        yield server
     finally:
-        authority.end()
+        server.end()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A job on this machine: agents as nodes of one run, the authority that they meet at, and what a test asks of all of them."""
+"""A job on this machine: agents as nodes of one run, the server that they meet at, and what a test asks of all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.torchrun.harness import PATIENCE_S, TRAIN, Agent, Event
 
 
 class Backend(Protocol):
-    """An authority of its own, apart from the agents."""
+    """A server of its own, apart from the agents."""
 
     name: str
     endpoint: str

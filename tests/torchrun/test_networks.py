@@ -114,10 +114,10 @@ def test_a_name_that_resolves_only_later_is_waited_for(job: Job, tmp_path: Path)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n", encoding="ascii")
     port = job.backend.endpoint.split(",")[0].rpartition(":")[2]
-    given: dict[str, Any] = {"endpoint": f"{_scheme(job)}authority.late:{port}", "before": with_hosts_file(str(hosts))}
+    given: dict[str, Any] = {"endpoint": f"{_scheme(job)}server.late:{port}", "before": with_hosts_file(str(hosts))}
     agents = [job.agent(name, "2", **given) for name in ("a", "b")]
     for agent in agents:
-        agent.says("authority.late")
-    hosts.write_text("127.0.0.1 localhost authority.late\n", encoding="ascii")
+        agent.says("server.late")
+    hosts.write_text("127.0.0.1 localhost server.late\n", encoding="ascii")
     # Who does not know yet where etcd is has an address for whoever else there may be.
     _trains(job, *agents, master="127.0.0.1" if job.backend.name == "rallypoint" else "")

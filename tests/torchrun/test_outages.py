@@ -1,4 +1,4 @@
-"""The authority is away, comes back, comes late, or is asked for the same run again."""
+"""The server is away, comes back, comes late, or is asked for the same run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.torchrun.harness import is_alive
 from tests.torchrun.stage import Job, formed, in_order, learned
 
 
-def test_workers_keep_their_process_ids_while_the_authority_is_killed_and_restarted(job: Job) -> None:
+def test_workers_keep_their_process_ids_while_the_server_is_killed_and_restarted(job: Job) -> None:
     agents = job.start("a b", "1:2")
     places = formed(*agents)
     pids = {place["pid"] for place in places}
@@ -24,7 +24,7 @@ def test_workers_keep_their_process_ids_while_the_authority_is_killed_and_restar
     second.reach(45)
     steps = [event for agent in agents for event in agent.seen if event["event"] == "step"]
     assert {event["pid"] for event in steps} == pids, "the workers are the same"
-    # The authority is back for good: a loss is noticed, and the rest regroup.
+    # The server is back for good: a loss is noticed, and the rest regroup.
     second.kill()
     (again,) = formed(first)
     assert again["step"] >= 40
@@ -55,7 +55,7 @@ def test_a_run_id_is_used_again_at_once_after_everything_was_killed(job: Job) ->
 
 
 @pytest.mark.soak
-def test_an_agent_that_starts_half_a_minute_before_the_authority_waits_for_it(job: Job) -> None:
+def test_an_agent_that_starts_half_a_minute_before_the_server_waits_for_it(job: Job) -> None:
     job.backend.kill()
     agents = job.start("a b", "2")
     with pytest.raises(subprocess.TimeoutExpired):

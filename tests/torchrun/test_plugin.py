@@ -80,7 +80,7 @@ def test_an_error_is_of_torchs_class_and_of_ours(kind: type[errors.RendezvousErr
 
 def test_an_error_of_a_join_is_torchs() -> None:
     handler = get_rendezvous_handler(torch_parameters(join_timeout=0.3))
-    with pytest.raises(torch_api.RendezvousTimeoutError, match=r"the authority at 127\.0\.0\.1:1 cannot be reached"):
+    with pytest.raises(torch_api.RendezvousTimeoutError, match=r"the server at 127\.0\.0\.1:1 cannot be reached"):
         handler.next_rendezvous()
     handler.shutdown()
 

@@ -1,1 +1,1 @@
-"""A node's membership for threads that wait: what every hosting whose authority pushes shares."""
+"""A node's membership for threads that wait: what every hosting whose server pushes shares."""

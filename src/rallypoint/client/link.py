@@ -1,4 +1,4 @@
-"""A node's link to its authority: the session on a real socket, made anew whenever it breaks.
+"""A node's link to its server: the session on a real socket, made anew whenever it breaks.
 
 Links live on the background loop.  Other threads give them orders and wait for the view to change.
 """
@@ -108,14 +108,14 @@ class Link:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection at the moment, and the authority has taken it."""
+        """Whether there is a connection at the moment, and the server has taken it."""
         return self._session.welcomed
 
     @property
     def refusal(self) -> str | None:
-        """Why the authority will not have this node at all; None while there is hope.
+        """Why the server will not have this node at all; None while there is hope.
 
-        Who holds a world hopes on, whatever answers in its authority's place: that one may be back, or its grace ends
+        Who holds a world hopes on, whatever answers in its server's place: that one may be back, or its grace ends
         (rule 14).
         """
         return None if self.view.state is State.HOLDS else self._turned_away
@@ -130,12 +130,12 @@ class Link:
         self._background.run(self._leave(reason, why))
 
     def ask_to_close(self) -> bool:
-        """Ask the authority to close the run; it is asked until it has answered, and then told by `is_heard`."""
+        """Ask the server to close the run; it is asked until it has answered, and then told by `is_heard`."""
         self._background.run(self._ask_to_close())
         return True
 
     def is_heard(self, deadline: float) -> bool:
-        """Wait until the authority has acknowledged what must not be lost: a leave, a close; False where it does not."""
+        """Wait until the server has acknowledged what must not be lost: a leave, a close; False where it does not."""
         self.wait(lambda _: self._session.is_heard or self.refusal is not None, deadline)
         return self._session.is_heard
 
@@ -145,9 +145,9 @@ class Link:
         while start < placed.size:
             answer = self.ask(partial(_ask_peers, placed.seal_id, start), timeout_s)
             if not isinstance(answer, protocol.Peers):
-                raise RendezvousError(getattr(answer, "why", "") or "the authority did not say who the peers are")
+                raise RendezvousError(getattr(answer, "why", "") or "the server did not say who the peers are")
             if not answer.page:
-                raise RendezvousError(f"the authority knows {answer.total} of {placed.size} peers only")
+                raise RendezvousError(f"the server knows {answer.total} of {placed.size} peers only")
             yield from answer.page
             start += len(answer.page)
 
@@ -155,7 +155,7 @@ class Link:
         """Ask the server something and wait for the answer."""
         deadline = time.monotonic() + timeout_s
         if not self.wait(lambda _: self.is_connected or self.refusal is not None, deadline):
-            raise RendezvousConnectionError(f"the authority at {self.where()} cannot be reached: {self.trouble}")
+            raise RendezvousConnectionError(f"the server at {self.where()} cannot be reached: {self.trouble}")
         answered: list[protocol.Answer] = []
         arrived = threading.Event()
 
@@ -165,7 +165,7 @@ class Link:
 
         self._order(lambda: self._ask(ask, answer))
         if not arrived.wait(max(deadline - time.monotonic(), 0.0)):
-            raise RendezvousConnectionError(f"the authority at {self.where()} did not answer within {timeout_s:.0f} s")
+            raise RendezvousConnectionError(f"the server at {self.where()} did not answer within {timeout_s:.0f} s")
         return answered[0]
 
     def wait(self, until: Callable[[View], bool], deadline: float | None = None) -> bool:
@@ -227,7 +227,7 @@ class Link:
 
     def _ask(self, ask: Callable[[int], protocol.Ask], answer: Callable[[protocol.Answer], None]) -> None:
         if self._transport is None or self._transport.is_closing():
-            answer(protocol.Done(0, False, "the connection to the authority ended"))
+            answer(protocol.Done(0, False, "the connection to the server ended"))
         else:
             self._send(self._session.ask(ask, answer))
 
@@ -258,7 +258,7 @@ class Link:
                 line = _Line(self)
                 try:
                     await self._connect(line)
-                    # An authority that turns nodes away is not to be stormed by them.
+                    # A server that turns nodes away is not to be stormed by them.
                     welcomed = await line.ended
                     pause = FIRST_RETRY_S if welcomed and self._turned_away is None else pause
                     if self._gave_up and not welcomed and not self.view.incarnation:

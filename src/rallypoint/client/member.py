@@ -31,7 +31,7 @@ from rallypoint.protocol import AskHeard, Peer
 from rallypoint.stores.errors import StoreError
 
 _BLIP_S = 1.0
-"""So long the word of one that leaves is tried where the authority was away when it was tried last."""
+"""So long the word of one that leaves is tried where the server was away when it was tried last."""
 
 _HURRY_S = 0.5
 """So long it is tried where the process is to end at once, as after Ctrl-C."""
@@ -47,7 +47,7 @@ class Member:
 
     `open_link` is given what completes a node before each join, and returns the link; a hosting's own member brings it.
     `own_address` says whether the node came with an address that its peers can reach; otherwise it gets the one by which
-    this machine reaches the authority.  `serve_store` serves a round's store where this node has rank 0.
+    this machine reaches the server.  `serve_store` serves a round's store where this node has rank 0.
     """
 
     serves_store = True
@@ -118,15 +118,15 @@ class Member:
         return self._out_of_reach() if self._is_out_of_reach(view) else view.why
 
     def _is_out_of_reach(self, view: View) -> bool:
-        """Whether the authority is away, or was not found yet."""
+        """Whether the server is away, or was not found yet."""
         return view.out_since is not None or not self.link.is_connected
 
     def _out_of_reach(self) -> str:
-        """What is wrong with an authority that places nobody, in words."""
+        """What is wrong with a server that places nobody, in words."""
         link = self.link
         if link.is_connected:
             return link.trouble  # it answers, and is in doubt (rule 17e)
-        return f"the authority at {link.where()} cannot be reached ({link.trouble})"
+        return f"the server at {link.where()} cannot be reached ({link.trouble})"
 
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
@@ -142,7 +142,7 @@ class Member:
         return self.is_closed()
 
     def close_run(self) -> None:
-        """Close the run for everybody, and wait until the authority says that it is recorded (rule 17c)."""
+        """Close the run for everybody, and wait until the server says that it is recorded (rule 17c)."""
         if self.is_closed():
             return
         self.link.connect()
@@ -150,12 +150,12 @@ class Member:
         connected = self.link.wait(lambda _: self.link.is_connected or self.link.refusal is not None, deadline)
         if not connected or not self.link.ask_to_close():
             raise RendezvousConnectionError(
-                f"run {self.run_id!r} could not be closed: the authority at {self.link.where()} cannot be reached: "
+                f"run {self.run_id!r} could not be closed: the server at {self.link.where()} cannot be reached: "
                 f"{self.link.refusal or self.link.trouble}"
             )
         if not self.link.is_heard(deadline):
             raise RendezvousConnectionError(
-                f"run {self.run_id!r} was asked to close, but the authority at {self.link.where()} did not confirm it "
+                f"run {self.run_id!r} was asked to close, but the server at {self.link.where()} did not confirm it "
                 f"within {self.close_s:.0f} s; this node goes on asking until it leaves"
             )
         self._closed_run = self.link.wait(lambda view: view.state not in _INVOLVED, deadline)
@@ -213,7 +213,7 @@ class Member:
             reason = Reason.FINISHED
         elif reason is Reason.FINISHED and self.view.world is None:
             reason = Reason.WITHDREW  # who was never in a world has finished nothing, and nobody waits for its word
-        self._stays = (f"the authority at {self.link.where()} has yet to acknowledge that this node leaves", deadline)
+        self._stays = (f"the server at {self.link.where()} has yet to acknowledge that this node leaves", deadline)
         if self.link.is_joining or self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             if not self._finished:
                 self.link.leave(reason, why)

@@ -89,7 +89,7 @@ class Session:
         self.connected = self.welcomed = False
         self.view = views.disconnected(self.view, now)
         for answer in self._take_questions():
-            answer(protocol.Done(0, False, "the connection to the authority ended"))
+            answer(protocol.Done(0, False, "the connection to the server ended"))
 
     def beat(self, now: float) -> bytes:
         """A heartbeat is due: all that the node knows, once more (rule 14); a ping where there is nothing to say."""

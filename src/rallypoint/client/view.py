@@ -75,9 +75,7 @@ def join(view: View, now: float, timeout_s: float) -> tuple[View, Joined]:
     """Ask for a place in the next world; the deadline covers all that happens until then (rule 13)."""
     if view.state in (State.CLOSED, State.REFUSED, State.FENCED, State.FINISHED):
         raise ValueError(f"a node that is {view.state.name} cannot join: {view.why}")
-    asking = _change(
-        view, state=State.WAITING, waiting=0, deadline=now + timeout_s, why="the authority has not answered"
-    )
+    asking = _change(view, state=State.WAITING, waiting=0, deadline=now + timeout_s, why="the server has not answered")
     return asking, Joined(view.node, view.bounds, view.settings, view.incarnation, _seat(view), view.round_seen)
 
 
@@ -109,7 +107,7 @@ def leave(view: View, reason: Reason, why: str = "") -> tuple[View, Left]:
 
 
 def hear(view: View, said: Said) -> View:
-    """Take what the authority said.  Whatever names another world than the node's own is ignored (rule 6a)."""
+    """Take what the server said.  Whatever names another world than the node's own is ignored (rule 6a)."""
     if isinstance(said, Placed):
         return _placed(view, said)
     if isinstance(said, (KeepWaiting, StandBy)):
@@ -137,20 +135,20 @@ def reborn(view: View, node: Node) -> View:
 
 
 def disconnected(view: View, now: float) -> View:
-    """The authority is away: an outage, not a loss (rule 14)."""
+    """The server is away: an outage, not a loss (rule 14)."""
     return view if view.out_since is not None else _change(view, out_since=now)
 
 
 def connected(view: View) -> View:
-    """The authority is back."""
+    """The server is back."""
     return _change(view, out_since=None)
 
 
 def passed(view: View, now: float) -> View:
-    """Time passed: a node that holds a world stops trusting it when the authority is away for too long (rules 9, 14)."""
+    """Time passed: a node that holds a world stops trusting it when the server is away for too long (rules 9, 14)."""
     if view.state is not State.HOLDS or view.out_since is None or in_outage(view, now):
         return view
-    why = f"the authority has been away for more than {view.settings.outage_grace_s:.0f} s"
+    why = f"the server has been away for more than {view.settings.outage_grace_s:.0f} s"
     return _change(view, state=State.BROKEN, why=why)
 
 
@@ -162,7 +160,7 @@ def paused(view: View, pause_s: float) -> View:
 
 
 def in_outage(view: View, now: float) -> bool:
-    """Whether the authority is away, and not yet for so long that the node stops trusting its world."""
+    """Whether the server is away, and not yet for so long that the node stops trusting its world."""
     return view.out_since is not None and now - view.out_since < view.settings.outage_grace_s
 
 

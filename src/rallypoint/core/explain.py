@@ -162,7 +162,7 @@ def kept_out(eviction: Eviction, now: float) -> str:
 
 
 def recovering(run: Run, now: float) -> str:
-    """Why a restarted authority seals nothing yet (rule 14)."""
+    """Why a restarted server seals nothing yet (rule 14)."""
     assert run.hold_ends is not None, "recovery has an end"
     left = seconds(run.hold_ends - now)
     world = run.recorded or next(run.heard.values(), None)
@@ -171,13 +171,13 @@ def recovering(run: Run, now: float) -> str:
         # Every one of many nodes is told this while they come: their names would cost more than the join.
         who = f" ({here(run)})" if total <= SHOWN else ""
         return (
-            f"{total} of {size(run.bounds)} {are(total)} here{who}; the authority has just started and listens "
+            f"{total} of {size(run.bounds)} {are(total)} here{who}; the server has just started and listens "
             f"for nodes of an earlier life, at most {left} more"
         )
     # Only the first few ranks are looked at: the sentence must not cost more than the join that it answers.
     missing = (f"rank {rank}" for rank in range(min(world.size, LOOKED_AT)) if rank not in run.heard)
     return (
-        f"the authority has just started; {len(run.heard)} of {world.size} ranks of round {world.round} were heard, "
+        f"the server has just started; {len(run.heard)} of {world.size} ranks of round {world.round} were heard, "
         f"missing: {names(missing, world.size - len(run.heard))}; at most {left} more"
     )
 

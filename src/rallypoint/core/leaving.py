@@ -10,7 +10,7 @@ from rallypoint.core.recovery import adopt_at_once, silenced
 
 
 def lost(run: Run, node_id: str, why: str, now: float) -> Step:
-    """The authority has given a node up."""
+    """The server has given a node up."""
     if run.phase is Phase.RECOVERING:
         told = f"{_name(run, node_id)} was lost: {why}"
         return Step(silenced(depart(run, node_id), node_id, told), (), told)

@@ -1,7 +1,7 @@
 """What can happen to a run: everything that the transition takes.
 
 `Joined`, `Announced`, `Left` and `CloseAsked` are also the messages that nodes send; `Lost` and `TimePassed` are said
-by the authority to itself, `Evicted` and `EvictionLifted` by an administrator.
+by the server to itself, `Evicted` and `EvictionLifted` by an administrator.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Joined(msgspec.Struct, frozen=True, tag="join", omit_defaults=True):
 class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True):
     """A node says all that it knows, on every new connection and with every heartbeat (rule 14).
 
-    It changes nothing where the authority knows the same, and repairs whatever a lost message left behind.  `waiting`
+    It changes nothing where the server knows the same, and repairs whatever a lost message left behind.  `waiting`
     is the number of newcomers that it was told of.
     """
 
@@ -93,7 +93,7 @@ class CloseAsked(msgspec.Struct, frozen=True, tag="close", omit_defaults=True):
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """The authority has given a node up (rule 6): its lease ended, or its connection did not come back."""
+    """The server has given a node up (rule 6): its lease ended, or its connection did not come back."""
 
     node_id: Name
     why: Why

@@ -1,6 +1,6 @@
 """The nouns of a rendezvous: nodes, bounds, worlds and the run that holds them.  All of it is immutable.
 
-Times are seconds on the authority's own monotonic clock (rule 10); only differences between them mean anything.
+Times are seconds on the server's own monotonic clock (rule 10); only differences between them mean anything.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def hold_s(self) -> float:
-        """How long after its start an authority without a record can still hear of an earlier life (rule 14)."""
+        """How long after its start a server without a record can still hear of an earlier life (rule 14)."""
         return self.heartbeat_timeout_s + self.reconnect_backoff_s
 
 
@@ -262,7 +262,7 @@ class Closing(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an authority knows of a run.
+    """Everything a server knows of a run.
 
     A node stands in one table at most: `active` (members of `world` that have not left it; once the world is broken,
     those who are awaited back), `returned` (members of the broken world who are back), `queue` (newcomers),

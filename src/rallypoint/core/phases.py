@@ -24,7 +24,7 @@ def diagram() -> str:
     """The picture of the phases, for docs/ARCHITECTURE.md (Mermaid)."""
     lines = [
         "stateDiagram-v2",
-        "    [*] --> recovering: an authority starts",
+        "    [*] --> recovering: a server starts",
         "    [*] --> gathering: it has been up for long",
     ]
     lines += [f"    {a.value} --> {b.value}: {why}" for (a, b), why in PHASE_CHANGES.items()]

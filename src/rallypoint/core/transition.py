@@ -208,7 +208,7 @@ def _announced(run: Run, said: Announced, now: float, mint: str) -> Step:
 
 
 def _heard_closed(run: Run, said: Announced, now: float, mint: str) -> Step:
-    """Closed is sticky: a node that was told so is right, whatever this authority remembers (rule 14)."""
+    """Closed is sticky: a node that was told so is right, whatever this server remembers (rule 14)."""
     if run.phase is Phase.RECOVERING:
         return recovery.closed_before(run, said, now, mint)
     if said.incarnation != run.incarnation or not run.incarnation:

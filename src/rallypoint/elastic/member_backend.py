@@ -1,4 +1,4 @@
-"""What the backends share whose authority tells nodes what they need to know: options, and a handler on a membership."""
+"""What the backends share whose server tells nodes what they need to know: options, and a handler on a membership."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LAST_CALL = seconds(
 CLOSE_TIMEOUT = seconds(
     "close_timeout", 30.0, "how long shutdown waits for those who depend on this process", or_zero=True
 )
-READ_TIMEOUT = seconds("read_timeout", 60.0, "how long one question to the authority may take")
-OUTAGE_GRACE = seconds("outage_grace", 300.0, "how long workers run on while the authority is away", or_zero=True)
+READ_TIMEOUT = seconds("read_timeout", 60.0, "how long one question to the server may take")
+OUTAGE_GRACE = seconds("outage_grace", 300.0, "how long workers run on while the server is away", or_zero=True)
 REGROUP_TIMEOUT = seconds("regroup_timeout", 60.0, "how long live members are awaited back", or_zero=True)
 ADMIT_DELAY = seconds("admit_delay", 0.0, "how old a round must be before newcomers are admitted", or_zero=True)
 RANK = number("rank", None, "the rank that this node would like to have", at_least=0)

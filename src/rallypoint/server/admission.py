@@ -44,7 +44,7 @@ class Admission(msgspec.Struct, frozen=True):
         if hello.run_id and hello.run_id not in runs and self._is_full(runs):
             return f"the server has {len(runs)} runs, as many as it takes: try again when some have ended"
         hosted = runs.get(hello.run_id)
-        nodes = len(hosted.authority.life.signs) if hosted is not None else 0
+        nodes = len(hosted.state.life.signs) if hosted is not None else 0
         if nodes >= self.limits.nodes_a_run:
             return f"run {hello.run_id!r} has {nodes} nodes, as many as the server takes"
         return ""

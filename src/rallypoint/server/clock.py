@@ -1,4 +1,4 @@
-"""The authority's clock (rule 10): monotonic, its own, and standing still while the authority was stalled.
+"""The server's clock (rule 10): monotonic, its own, and standing still while the server was stalled.
 
 A process that was stopped, swapped out or starved could not have heard anybody.  So time in which it did not look at
 its clock does not count, for losses or for anything else.

@@ -19,14 +19,13 @@ from rallypoint.core.model import Predecessor, Run, Settings
 from rallypoint.core.notices import KeepWaiting, Placed
 from rallypoint.core.ranking import POLICIES, RankPolicy
 from rallypoint.errors import RendezvousError, RendezvousStateError
-from rallypoint.server import administration, queries
-from rallypoint.server import authority as host
+from rallypoint.server import administration, queries, run_state
 from rallypoint.server.admission import Admission
-from rallypoint.server.authority import Authority, Output
 from rallypoint.server.caller import Caller
 from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
 from rallypoint.server.effects import Effects, Happening, ToRecord
 from rallypoint.server.limits import Limits
+from rallypoint.server.run_state import Output, RunState
 from rallypoint.server.runs import Input, Runs, Turn
 
 __all__ = ["Coordinator", "Effects", "Happening", "ToRecord"]
@@ -180,7 +179,7 @@ class Coordinator:
         self.doubt = why
 
         for run_id in list(self.runs.known):
-            self._tell(self.runs.take(run_id, Input(self.runs.said(host.hinder, why)), now), effects)
+            self._tell(self.runs.take(run_id, Input(self.runs.said(run_state.hinder, why)), now), effects)
         for (run_id, _), caller in self._lines.items():
             self._send(caller, self._pong(run_id), effects)
         return effects
@@ -370,7 +369,7 @@ class Coordinator:
             self._open(run_id, message, now)
         if self._unsure_since is not None:
             self.runs.beat(run_id, node_id, now)  # what it says waits; that it lives is known now
-        change = self.runs.said(host.receive, node_id, known.hello.connection, message)
+        change = self.runs.said(run_state.receive, node_id, known.hello.connection, message)
         taken = Input(change, message if isinstance(message, Left) else None)
         self._tell(self.runs.take(run_id, taken, now), effects)
 
@@ -381,7 +380,7 @@ class Coordinator:
         if predecessor is not None:
             self._predecessor = None
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
-            hosted.authority = Authority(run, hosted.authority.life)
+            hosted.state = RunState(run, hosted.state.life)
 
     def _asked(self, caller: int, known: Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
@@ -402,7 +401,7 @@ class Coordinator:
         except RendezvousError as exc:
             self._send(caller, protocol.frame(protocol.Done(ask.number, False, str(exc))), effects)
             return
-        taken = Input(self.runs.said(host.apply, order.event), None, caller, ask.number, order.answer)
+        taken = Input(self.runs.said(run_state.apply, order.event), None, caller, ask.number, order.answer)
         self._tell(self.runs.take(ask.run_id, taken, now), effects)
 
     # What becomes of it -------------------------------------------------------------------------------------------
@@ -428,7 +427,7 @@ class Coordinator:
         self.runs.forgotten.clear()
 
     def _done(self, turn: Turn, effects: Effects) -> None:
-        run_id, output, after = turn.run_id, turn.output, turn.output.authority.run
+        run_id, output, after = turn.run_id, turn.output, turn.output.state.run
         if output.why or output.losses:
             effects.happenings.append(Happening(run_id, output.why, turn.before, after, output.losses, turn.leave))
         encoded: dict[int, bytes] = {}
@@ -474,8 +473,8 @@ class Coordinator:
         connection = known.hello.connection
         our_fault = just_woke(self._clock, hosted.run.settings.heartbeat_timeout_s, now)
 
-        def change(authority: Authority, run_now: float, mint: str) -> Output:
-            return host.connection_ended(authority, node_id, connection, run_now, our_fault=our_fault)
+        def change(state: RunState, run_now: float, mint: str) -> Output:
+            return run_state.connection_ended(state, node_id, connection, run_now, our_fault=our_fault)
 
         self._tell(self.runs.take(run_id, Input(change), now), effects)
 

@@ -2,7 +2,8 @@
 
 A node is lost when nothing was heard of it for `heartbeat_timeout_s`, or when its connection ended and it did not come
 back within `reconnect_grace_s`.  When most of a run goes silent at once, the network is the likelier culprit, and after
-a stall of the authority it is the authority: they get the longer time.  The time is that of `clock.AwakeClock`, which stands still while the authority is stalled.
+a stall of the server it is the server: they get the longer time.  The time is that of `clock.AwakeClock`, which stands
+still while the server is stalled.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def ended(
 ) -> Liveness:
     """A connection ended.  The end of an older connection than the newest means nothing (rule 14).
 
-    `our_fault` says that the authority was stalled just before: who hung up then comes back when its pause between two
+    `our_fault` says that the server was stalled just before: who hung up then comes back when its pause between two
     attempts is over.
     """
     known = life.signs.get(node_id)

@@ -1,4 +1,4 @@
-"""The runs that a server hosts: their authorities, what waits for a record, and when to look at which of them again.
+"""The runs that a server hosts: their states, what waits for a record, and when to look at which of them again.
 
 It knows no connections; `coordinator` does.  An input goes in with the time, and what came of it is returned as `Turn`s.
 
@@ -20,9 +20,9 @@ from rallypoint.core.changes import Durability
 from rallypoint.core.messages import Left
 from rallypoint.core.model import Run, Settings
 from rallypoint.core.ranking import RankPolicy
-from rallypoint.server import authority as host
-from rallypoint.server.authority import Authority, Output
+from rallypoint.server import run_state
 from rallypoint.server.liveness import NO_BEATS
+from rallypoint.server.run_state import Output, RunState
 
 DEFAULTS = Settings()
 LONGEST_HOLD_S = 120.0
@@ -39,8 +39,8 @@ def hold_of(settings: Settings) -> float:
     return min(settings.hold_s, LONGEST_HOLD_S)
 
 
-Change = Callable[[Authority, float, str], Output]
-"""What an input does to an authority, at a time of the run's own clock, with a fresh random text."""
+Change = Callable[[RunState, float, str], Output]
+"""What an input does to the state of a run, at a time of the run's own clock, with a fresh random text."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -82,16 +82,16 @@ class Input:
 
 @dataclass
 class Hosted:
-    """One run.  `authority` is what is recorded; `ahead` is what it will be when the write that is in flight is done."""
+    """One run.  `state` is what is recorded; `ahead` is what it will be when the write that is in flight is done."""
 
-    authority: Authority
+    state: RunState
     hold_s: float
     epoch: int = 0
     idle_since: float | None = None
     stood_s: float = 0.0
     is_deserted: bool = False
     written_since: float | None = None
-    ahead: Authority | None = None
+    ahead: RunState | None = None
     withheld: list[Turn] = field(default_factory=list)
     queue: deque[Input] = field(default_factory=deque)
     beats: dict[str, float] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Hosted:
     @property
     def run(self) -> Run:
         """The run as it is recorded, and as everybody may know it."""
-        return self.authority.run
+        return self.state.run
 
     @property
     def is_writing(self) -> bool:
@@ -143,7 +143,7 @@ class Runs:
 
     def restore(self, run: Run, epoch: int, now: float) -> None:
         """A run that a record tells of; the epoch is that of this start of the server."""
-        hosted = self.known[run.run_id] = Hosted(Authority(run), self._hold_s(run.settings), epoch)
+        hosted = self.known[run.run_id] = Hosted(RunState(run), self._hold_s(run.settings), epoch)
         self._keep(run.run_id, hosted, now)
 
     def open(self, run_id: str, now: float, settings: Settings = DEFAULTS) -> Hosted:
@@ -151,8 +151,8 @@ class Runs:
         hosted = self.known.get(run_id)
         if hosted is None:
             hold_s = self._hold_s(settings)
-            authority = host.open_run(run_id, self._started, now, hold_s)
-            hosted = self.known[run_id] = Hosted(authority, hold_s, int(self._keeps_records))
+            state = run_state.open_run(run_id, self._started, now, hold_s)
+            hosted = self.known[run_id] = Hosted(state, hold_s, int(self._keeps_records))
         return hosted
 
     def _hold_s(self, settings: Settings) -> float:
@@ -174,7 +174,7 @@ class Runs:
             return
         hosted.stood_s += now - hosted.written_since
         hosted.written_since = None
-        hosted.authority, hosted.ahead = hosted.ahead, None
+        hosted.state, hosted.ahead = hosted.ahead, None
         withheld, hosted.withheld = hosted.withheld, []
         yield from withheld
         yield from self._drain(run_id, hosted, now)
@@ -183,7 +183,7 @@ class Runs:
         """Take no input of any run before `resume` is called for it."""
         for hosted in self.known.values():
             if not hosted.is_writing:
-                hosted.ahead, hosted.written_since = hosted.authority, now
+                hosted.ahead, hosted.written_since = hosted.state, now
 
     def resume(self, run_id: str, now: float) -> Iterator[Turn]:
         """Take the inputs of a run again that was suspended; a write that is in flight goes on being awaited."""
@@ -191,7 +191,7 @@ class Runs:
         if hosted is not None and not hosted.withheld:
             if hosted.is_deserted:
                 hosted.is_deserted = False
-                hosted.queue.appendleft(Input(self.said(host.give_up_silent, hosted.beats or NO_BEATS)))
+                hosted.queue.appendleft(Input(self.said(run_state.give_up_silent, hosted.beats or NO_BEATS)))
             yield from self.recorded(run_id, now)
 
     def beat(self, run_id: str, node_id: str, now: float) -> None:
@@ -216,16 +216,16 @@ class Runs:
         return self._wakes[0][0] if self._wakes else None
 
     def said(self, change: Callable[..., Output], *arguments: object) -> Change:
-        """A change by one of the authority's functions that take a message or an event."""
+        """A change by one of the functions of `run_state` that take a message or an event."""
 
-        def apply(authority: Authority, now: float, mint: str) -> Output:
-            return change(authority, *arguments, now, mint, self._policies)
+        def apply(state: RunState, now: float, mint: str) -> Output:
+            return change(state, *arguments, now, mint, self._policies)
 
         return apply
 
     def _time_passes(self, hosted: Hosted) -> Change:
-        def apply(authority: Authority, now: float, mint: str) -> Output:
-            return host.tick(authority, now, mint, self._policies, hosted.beats or NO_BEATS)
+        def apply(state: RunState, now: float, mint: str) -> Output:
+            return run_state.tick(state, now, mint, self._policies, hosted.beats or NO_BEATS)
 
         return apply
 
@@ -234,18 +234,18 @@ class Runs:
         run_now = hosted.time(now)
         while hosted.queue:
             taken = hosted.queue.popleft()
-            authority = hosted.ahead or hosted.authority
-            output = Output(authority) if taken.change is None else taken.change(authority, run_now, self._mint())
+            state = hosted.ahead or hosted.state
+            output = Output(state) if taken.change is None else taken.change(state, run_now, self._mint())
             if self._elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
                 return
-            turn = Turn(run_now, run_id, authority.run, output, taken.leave, taken.asker, taken.asked, taken.answer)
+            turn = Turn(run_now, run_id, state.run, output, taken.leave, taken.asker, taken.asked, taken.answer)
             if hosted.ahead is not None or (self._keeps_records and output.durability):
                 hosted.withheld.append(turn)
-                hosted.ahead = output.authority
+                hosted.ahead = output.state
                 if output.durability is Durability.SEAL_OR_CLOSE:
                     break
             else:
-                hosted.authority = output.authority
+                hosted.state = output.state
                 yield turn
         if hosted.ahead is not None:
             hosted.written_since = now
@@ -255,19 +255,19 @@ class Runs:
 
     def _waits_for_others(self, run_id: str, hosted: Hosted, output: Output, now: float) -> bool:
         """Whether these losses are not to be: most nodes are silent, and another process may hear them (rule 17e)."""
-        deserted_at = host.deserted_at(hosted.authority, output.losses, hosted.time(now), hosted.beats or NO_BEATS)
+        deserted_at = run_state.deserted_at(hosted.state, output.losses, hosted.time(now), hosted.beats or NO_BEATS)
         if deserted_at is None:
             return False
         if deserted_at > hosted.time(now):
             self._plan(run_id, max(deserted_at + hosted.stood_s, now + 0.001))
         else:
             hosted.is_deserted = True
-            hosted.ahead, hosted.written_since = hosted.authority, now
+            hosted.ahead, hosted.written_since = hosted.state, now
             self.deserted.append(run_id)
         return True
 
     def _keep(self, run_id: str, hosted: Hosted, now: float) -> None:
-        is_idle = not self._elected and host.is_idle(hosted.authority)
+        is_idle = not self._elected and run_state.is_idle(hosted.state)
         hosted.idle_since = None if not is_idle else now if hosted.idle_since is None else hosted.idle_since
         kept_s = KEPT_S if hosted.run.last is not None else 0.0
         settled_at = max(self._started + hosted.hold_s, (hosted.idle_since or 0.0) + kept_s)
@@ -280,7 +280,7 @@ class Runs:
         if is_idle and run_id not in self._wake:
             # Until every node of an earlier life must have spoken, a forgotten run would be recovered once more.
             self._plan(run_id, settled_at)
-        due, planned = host.wake_at(hosted.authority, hosted.time(now)), self._wake.get(run_id)
+        due, planned = run_state.wake_at(hosted.state, hosted.time(now)), self._wake.get(run_id)
         if due is not None and (planned is None or due + hosted.stood_s < planned):
             self._plan(run_id, due + hosted.stood_s)
 

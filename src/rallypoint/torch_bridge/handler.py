@@ -44,7 +44,7 @@ class Round(World, Protocol):
 
 
 class Rendezvous(Protocol):
-    """What the handler stands for, whichever authority there is."""
+    """What the handler stands for, whichever server there is."""
 
     backend: str
     run_id: str
@@ -132,7 +132,7 @@ class TorchHandler(RendezvousHandler):  # type: ignore[misc]  # torch's types ar
             self._rendezvous.close()
 
     def num_nodes_waiting(self) -> int:
-        """Above 0 when the agent is to join again; answered from memory, whether or not the authority is there."""
+        """Above 0 when the agent is to join again; answered from memory, whether or not the server is there."""
         return self._rendezvous.waiting()
 
     def shutdown(self) -> bool:

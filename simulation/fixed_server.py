@@ -1,4 +1,4 @@
-"""The virtual authority process: production's coordinator on a virtual clock; it crashes, stalls and comes back."""
+"""The virtual server process: production's coordinator on a virtual clock; it crashes, stalls and comes back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.core import record as recording
 from rallypoint.core.model import Run
-from rallypoint.server import authority as host
+from rallypoint.server import run_state
 from rallypoint.server.coordinator import Coordinator, Effects
 from rallypoint.server.limits import Limits
 from simulation.clockwork import Action, Process
@@ -20,8 +20,8 @@ UNLIMITED = Limits(connections=10**9, nodes_a_run=10**9, silent_connections=10**
 """A virtual machine has all the memory in the world."""
 
 
-class Authority(Process):
-    """One life of the authority; a restart makes another, on another clock."""
+class FixedServer(Process):
+    """One life of the server; a restart makes another, on another clock."""
 
     def __init__(self, world: World, offset: float, record: bytes | None) -> None:
         super().__init__(world.clockwork, offset)
@@ -43,11 +43,11 @@ class Authority(Process):
     def run(self) -> Run:
         """What it knows of the world's run, or would start with if it does not know it."""
         run_id = self.world.run_id
-        authority = self.server.runs.known.get(run_id)
-        if authority is not None:
-            return authority.run
+        hosted = self.server.runs.known.get(run_id)
+        if hosted is not None:
+            return hosted.run
         if self._unknown is None or (self._unknown.hold_ends or self.now) < self.now:
-            self._unknown = host.open_run(run_id, self.started_at, self.now, self.world.settings.hold_s).run
+            self._unknown = run_state.open_run(run_id, self.started_at, self.now, self.world.settings.hold_s).run
         return self._unknown
 
     def open(self, line: int) -> None:
@@ -79,7 +79,7 @@ class Authority(Process):
             written = recording.of(each.run, epoch=each.epoch, write_id=self.world.mint())
             self.world.record = recording.encode(written)
             self.later(0.0, partial(self._recorded, each.run.run_id))
-        self.world.authority_acted(before, self.run, effects, data)
+        self.world.fixed_server_acted(before, self.run, effects, data)
         for line, sent in effects.sends:
             self.world.send_to_node(line, sent)
         for line, _ in effects.hang_ups:

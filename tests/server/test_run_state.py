@@ -1,4 +1,4 @@
-"""One run as an authority hosts it: what is sent, what must be recorded first, who is given up."""
+"""One run as a server hosts it: what is sent, what must be recorded first, who is given up."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Lost, 
 from rallypoint.core.model import Bounds, Phase, Reason, Settings
 from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed
 from rallypoint.core.ranking import Candidate, Ranking
-from rallypoint.server import authority
-from rallypoint.server.authority import Authority, Output
+from rallypoint.server import run_state
+from rallypoint.server.run_state import Output, RunState
 from tests.core.stage import member
 
 BOUNDS = Bounds(2, 3)
 
 
 class Host:
-    """An authority that was up for long, and what came of the last input."""
+    """A server that was up for long, and what came of the last input."""
 
     def __init__(self, started_at: float = -100.0) -> None:
         self.now = 0.0
         self.minted = 0
         self.places: dict[str, Announced] = {}
-        self.out = Output(authority.open_run("run", started_at, self.now))
+        self.out = Output(run_state.open_run("run", started_at, self.now))
 
     @property
-    def authority(self) -> Authority:
-        return self.out.authority
+    def state(self) -> RunState:
+        return self.out.state
 
     def mint(self) -> str:
         self.minted += 1
         return str(self.minted)
 
     def receive(self, node_id: str, message: Message, connection: int = 1) -> None:
-        self.out = authority.receive(self.authority, node_id, connection, message, self.now, self.mint())
+        self.out = run_state.receive(self.state, node_id, connection, message, self.now, self.mint())
 
     def join(self, *node_ids: str) -> None:
         for node_id in node_ids:
@@ -44,33 +44,33 @@ class Host:
     def hold(self, *node_ids: str) -> None:
         """Members say that all is well."""
         for node_id in node_ids:
-            if self.authority.run.world is not None:
+            if self.state.run.world is not None:
                 self.places[node_id] = self.place(node_id)
             self.receive(node_id, self.places[node_id])
 
     def place(self, node_id: str) -> Announced:
         """What a member of the current world says of itself."""
-        world, ranks = self.authority.run.world, self.authority.run.ranks
+        world, ranks = self.state.run.world, self.state.run.ranks
         assert world is not None, "nothing was sealed yet"
         seat = Seat(world.round, world.seal_id, world.size, ranks[node_id])
         return Announced(member(node_id), BOUNDS, Standing.HOLDS, incarnation=world.incarnation, seat=seat)
 
     def take_over(self) -> None:
         """Another server starts with what is recorded now, and nothing else."""
-        written = record.of(self.authority.run, epoch=1, write_id="w")
+        written = record.of(self.state.run, epoch=1, write_id="w")
         self.now += 1000.0
         run = record.restored(written, self.now, written.settings.hold_s)
-        self.out = Output(Authority(run))
+        self.out = Output(RunState(run))
 
     def wait(self, seconds: float, *alive: str) -> None:
         """Time passes as `wake_at` says; those alive keep speaking.  Stops when somebody is lost."""
         end = self.now + seconds
         while self.now < end:
-            due = authority.wake_at(self.authority, self.now)
+            due = run_state.wake_at(self.state, self.now)
             assert due is None or due > self.now
             self.now = min(end, self.now + 0.25, end if due is None else due)
             self.hold(*alive)
-            self.out = authority.tick(self.authority, self.now, self.mint())
+            self.out = run_state.tick(self.state, self.now, self.mint())
             if self.out.losses:
                 return
 
@@ -79,7 +79,7 @@ def hosting(*node_ids: str) -> Host:
     """A host with a sealed world of these three."""
     host = Host()
     host.join(*node_ids)
-    assert host.authority.run.phase is Phase.SEALED, host.out.why
+    assert host.state.run.phase is Phase.SEALED, host.out.why
     return host
 
 
@@ -116,7 +116,7 @@ def test_a_seal_and_a_close_must_be_recorded_before_they_are_told_and_nothing_el
 def test_a_finish_must_be_recorded_and_the_last_one_is_a_close() -> None:
     """Rule 17c: a finished node cannot announce itself to the next server."""
     host, durability = hosting("a", "b", "c"), []
-    world = host.authority.run.world
+    world = host.state.run.world
     assert world is not None
     finished = [Left(node_id, Reason.FINISHED, world.seal_id) for node_id in "aabc"]
     for left in finished:
@@ -141,18 +141,18 @@ def test_other_leaves_and_losses_need_no_record() -> None:
 def test_a_server_in_doubt_seals_nothing_and_says_why() -> None:
     """Rule 17e: it still tells a loss at once; when the doubt is over, what is due is sealed."""
     host = hosting("a", "b", "c")
-    host.out = authority.hinder(host.authority, "the register cannot be reached", host.now, host.mint())
-    assert host.authority.run.current is not None
+    host.out = run_state.hinder(host.state, "the register cannot be reached", host.now, host.mint())
+    assert host.state.run.current is not None
     host.receive("c", Left("c", Reason.WITHDREW))
     assert [(to, type(said)) for to, said in host.out.sends] == [("a", Broken), ("b", Broken)]
     for node_id in "ab":
         place = host.place(node_id)
         host.receive(node_id, Joined(member(node_id), BOUNDS, incarnation=place.incarnation, seat=place.seat))
-        assert host.authority.run.phase is Phase.GATHERING
+        assert host.state.run.phase is Phase.GATHERING
     told = dict(host.out.sends)["b"]
     assert isinstance(told, KeepWaiting)
     assert told.why == "the register cannot be reached"
-    host.out = authority.hinder(host.authority, "", host.now, host.mint())
+    host.out = run_state.hinder(host.state, "", host.now, host.mint())
     assert {type(said) for _, said in host.out.sends} == {Placed}
     assert host.out.durability is Durability.SEAL_OR_CLOSE
 
@@ -161,7 +161,7 @@ def test_a_server_in_doubt_seals_nothing_in_the_next_incarnation_either() -> Non
     """Rule 17e: closing and founding do not end the doubt."""
     for forgotten in (False, True):
         host = hosting("a", "b", "c")
-        host.out = authority.hinder(host.authority, "the register cannot be reached", host.now, host.mint())
+        host.out = run_state.hinder(host.state, "the register cannot be reached", host.now, host.mint())
         host.receive("a", CloseAsked("a"))
         for node_id in "abc":
             host.receive(node_id, Left(node_id, Reason.WITHDREW))
@@ -171,21 +171,21 @@ def test_a_server_in_doubt_seals_nothing_in_the_next_incarnation_either() -> Non
         assert [said.why for _, said in host.out.sends if isinstance(said, KeepWaiting)] == [
             "the register cannot be reached"
         ]
-        assert host.authority.run.phase is Phase.GATHERING
+        assert host.state.run.phase is Phase.GATHERING
 
 
 def test_a_server_in_doubt_seals_nothing_after_a_hold_to_which_nobody_came() -> None:
     """Rule 17e: the end of an incarnation does not end the doubt."""
     host = hosting("a", "b", "c")
     host.take_over()
-    host.out = authority.hinder(host.authority, "the register cannot be reached", host.now, host.mint())
+    host.out = run_state.hinder(host.state, "the register cannot be reached", host.now, host.mint())
     host.wait(7)
-    assert host.authority.run.last is not None
+    assert host.state.run.last is not None
     host.join("x", "y", "z")
     assert [said.why for _, said in host.out.sends if isinstance(said, KeepWaiting)] == [
         "the register cannot be reached"
     ]
-    assert host.authority.run.phase is Phase.GATHERING
+    assert host.state.run.phase is Phase.GATHERING
 
 
 def test_the_end_of_a_doubt_seals_with_the_policies_of_the_server() -> None:
@@ -196,11 +196,11 @@ def test_the_end_of_a_doubt_seals_with_the_policies_of_the_server() -> None:
 
     policies = {**ranking.POLICIES, "mine": latest_first}
     host = Host()
-    host.out = authority.hinder(host.authority, "in doubt", host.now, host.mint(), policies)
+    host.out = run_state.hinder(host.state, "in doubt", host.now, host.mint(), policies)
     for node_id in "ab":
         said = Joined(member(node_id), Bounds(2, 2), Settings(rank_policy="mine"))
-        host.out = authority.receive(host.authority, node_id, 1, said, host.now, host.mint(), policies)
-    host.out = authority.hinder(host.authority, "", host.now, host.mint(), policies)
+        host.out = run_state.receive(host.state, node_id, 1, said, host.now, host.mint(), policies)
+    host.out = run_state.hinder(host.state, "", host.now, host.mint(), policies)
     assert {to: said.rank for to, said in host.out.sends if isinstance(said, Placed)} == {"b": 0, "a": 1}
 
 
@@ -221,17 +221,17 @@ def test_a_node_that_falls_silent_is_given_up_and_the_others_are_told() -> None:
 
 def test_a_connection_that_ends_is_a_loss_only_after_its_grace() -> None:
     host = hosting("a", "b", "c")
-    host.out = authority.connection_ended(host.authority, "c", 1, host.now)
+    host.out = run_state.connection_ended(host.state, "c", 1, host.now)
     assert (host.out.sends, host.out.losses) == ((), ())
     host.wait(1, "a", "b")
     assert [loss.node_id for loss in host.out.losses] == ["c"]
     assert host.now == 0.15
 
 
-def test_who_hung_up_while_the_authority_was_stalled_has_the_longer_time_to_come_back() -> None:
+def test_who_hung_up_while_the_server_was_stalled_has_the_longer_time_to_come_back() -> None:
     host = hosting("a", "b", "c")
     for node_id in "bc":
-        host.out = authority.connection_ended(host.authority, node_id, 1, host.now, our_fault=True)
+        host.out = run_state.connection_ended(host.state, node_id, 1, host.now, our_fault=True)
     host.wait(2, "a")
     assert not host.out.losses
     # It comes back on another connection, and whoever hangs up after that is lost as quickly as ever.
@@ -243,9 +243,9 @@ def test_who_hung_up_while_the_authority_was_stalled_has_the_longer_time_to_come
     assert host.now == 5.0
 
 
-def test_one_node_that_hung_up_while_the_authority_was_stalled_has_that_time_too() -> None:
+def test_one_node_that_hung_up_while_the_server_was_stalled_has_that_time_too() -> None:
     host = hosting("a", "b", "c")
-    host.out = authority.connection_ended(host.authority, "c", 1, host.now, our_fault=True)
+    host.out = run_state.connection_ended(host.state, "c", 1, host.now, our_fault=True)
     host.wait(20, "a", "b")
     assert [loss.node_id for loss in host.out.losses] == ["c"]
     assert host.now == 5.0
@@ -254,19 +254,19 @@ def test_one_node_that_hung_up_while_the_authority_was_stalled_has_that_time_too
 def test_what_is_said_on_a_replaced_connection_is_ignored() -> None:
     host = hosting("a", "b", "c")
     host.receive("a", CloseAsked("a", incarnation="gone"), connection=2)
-    before = host.authority
+    before = host.state
     host.receive("a", CloseAsked("a"), connection=1)
-    assert host.authority is before
+    assert host.state is before
     assert host.out.sends == ()
     assert "a spoke on a connection that it has replaced" in host.out.why
-    host.out = authority.connection_ended(before, "a", 1, host.now)
+    host.out = run_state.connection_ended(before, "a", 1, host.now)
     host.wait(1, "b", "c")
     assert host.out.losses == ()
 
 
 def test_who_leaves_is_not_given_up_later() -> None:
     host = hosting("a", "b", "c")
-    world = host.authority.run.world
+    world = host.state.run.world
     assert world is not None
     host.receive("c", Left("c", Reason.FINISHED, world.seal_id))
     host.wait(20, "a", "b")
@@ -275,33 +275,33 @@ def test_who_leaves_is_not_given_up_later() -> None:
 
 def test_a_word_that_nothing_has_changed_keeps_a_node_alive() -> None:
     host = hosting("a", "b", "c")
-    run = host.authority.run
+    run = host.state.run
     beats = {"c": 4.0}
     for now in (5.0, 5.25, 8.9):
         host.now = now
         host.hold("a", "b")
-        host.out = authority.tick(host.authority, host.now, host.mint(), beats=beats)
+        host.out = run_state.tick(host.state, host.now, host.mint(), beats=beats)
         assert host.out.losses == ()
-        assert host.authority.run is run
+        assert host.state.run is run
     host.now = 9.0
     host.hold("a", "b")
-    host.out = authority.tick(host.authority, host.now, host.mint(), beats=beats)
+    host.out = run_state.tick(host.state, host.now, host.mint(), beats=beats)
     assert [loss.node_id for loss in host.out.losses] == ["c"]
 
 
 def test_an_administrator_can_close_a_run_or_give_up_a_node() -> None:
     host = hosting("a", "b", "c")
-    host.out = authority.apply(host.authority, Lost("c", "the administrator said so"), host.now, host.mint())
+    host.out = run_state.apply(host.state, Lost("c", "the administrator said so"), host.now, host.mint())
     assert [(to, type(said)) for to, said in host.out.sends] == [("a", Broken), ("b", Broken)]
     host.wait(20, "a", "b")
     assert host.out.losses == ()
-    host.out = authority.apply(host.authority, CloseAsked("the administrator"), host.now, host.mint())
+    host.out = run_state.apply(host.state, CloseAsked("the administrator"), host.now, host.mint())
     assert host.out.durability is Durability.SEAL_OR_CLOSE
 
 
-def test_an_authority_that_has_just_started_listens_first() -> None:
-    assert Host(started_at=-6.9).authority.run.phase is Phase.RECOVERING
-    assert Host(started_at=-7.0).authority.run.phase is Phase.GATHERING
+def test_a_server_that_has_just_started_listens_first() -> None:
+    assert Host(started_at=-6.9).state.run.phase is Phase.RECOVERING
+    assert Host(started_at=-7.0).state.run.phase is Phase.GATHERING
 
 
 def test_members_of_a_record_have_the_hold_to_speak_up_and_the_others_are_told_who_did_not() -> None:
@@ -330,17 +330,17 @@ def test_a_rank_that_falls_silent_again_while_the_server_recovers_is_given_up() 
 
 def test_a_run_is_idle_when_nobody_is_in_it_or_near_it() -> None:
     host = Host()
-    assert authority.is_idle(host.authority)
+    assert run_state.is_idle(host.state)
     host.join("a")
-    assert not authority.is_idle(host.authority)
+    assert not run_state.is_idle(host.state)
     host.receive("a", Left("a", Reason.WITHDREW))
-    assert authority.is_idle(host.authority)
+    assert run_state.is_idle(host.state)
     host.join("a")
     host.receive("b", Joined(member("b"), Bounds(1, 1)))
     host.receive("a", Left("a", Reason.WITHDREW))
-    assert not authority.is_idle(host.authority)
+    assert not run_state.is_idle(host.state)
     host.wait(20)
-    assert authority.is_idle(host.authority)
+    assert run_state.is_idle(host.state)
 
 
 def test_a_closed_run_is_idle_only_after_its_tombstone() -> None:
@@ -349,7 +349,7 @@ def test_a_closed_run_is_idle_only_after_its_tombstone() -> None:
     for node_id in "abc":
         host.receive(node_id, Left(node_id, Reason.WITHDREW))
     host.wait(59)
-    assert not authority.is_idle(host.authority)
+    assert not run_state.is_idle(host.state)
     host.wait(1.1)
-    assert authority.is_idle(host.authority)
-    assert not authority.is_idle(Host(started_at=0.0).authority)
+    assert run_state.is_idle(host.state)
+    assert not run_state.is_idle(Host(started_at=0.0).state)
