@@ -28,10 +28,10 @@ BENCH := $(VENV)/.stamp-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all soak simulate bench format clean
+.PHONY: help demo check test test-core test-server test-location test-stores test-torch test-etcd test-all soak simulate bench release format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(RUN) ## real processes on this machine meet, one is killed, the server restarts; a live table
 	$(BIN)/rallypoint demo
@@ -50,6 +50,24 @@ test: check $(TEST) ## all of check, 10,000 simulated schedules, then the whole 
 	$(BIN)/python -m simulation run --seeds 0:10000
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak"
 
+test-core: $(DEV) ## the tests of the core alone; what `make check` runs of them, without coverage
+	$(BIN)/python -m pytest -q tests/core
+
+test-server: $(DEV) ## the tests of the server and of the client
+	$(BIN)/python -m pytest -q tests/server tests/client
+
+test-location: $(TEST) ## the tests of election and registers
+	$(BIN)/python -m pytest -q -m "not soak" tests/location
+
+test-stores: $(TEST) ## the tests of the stores
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak" tests/stores
+
+test-torch: $(TEST) ## every test that needs torch
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "torch and not soak"
+
+test-etcd: $(TEST) ## the tests of etcd v3; the environment variable ETCD names another etcd to run them on
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak" tests/etcd_client tests/etcd_v3
+
 test-all: test soak ## all of test, the soaks and a longer simulation
 
 soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the soaks
@@ -61,6 +79,9 @@ simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 
 bench: $(if $(BEFORE),$(RUN),$(BENCH)) ## measure the costs and draw the curves; with BEFORE, compare with that commit
 	$(BIN)/python -m $(if $(BEFORE),benchmarks.before '$(BEFORE)',benchmarks)
+
+release: $(DEV) ## build the wheel and the source archive, check them, try the wheel in an empty environment
+	.ci/release $(BIN)/python
 
 format: $(DEV) ## format and repair what can be repaired
 	$(BIN)/ruff format

@@ -12,7 +12,7 @@ import time
 from benchmarks.processes import answer
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.core.model import Bounds, Node, Settings
+from rallypoint.messages.types import Bounds, Node, Settings
 from rallypoint.server.sockets import raise_file_limit
 
 

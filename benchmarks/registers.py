@@ -15,12 +15,13 @@ from typing import NamedTuple
 from benchmarks.elected import etcd
 from benchmarks.processes import Worker, free_port
 from benchmarks.worlds import GIVE_UP_S, Meeting, World, form, lose
+from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend
-from rallypoint.elastic.documents import ETCD_V2_FOLDER
 from rallypoint.elastic.dynamic_rendezvous import RendezvousBackend
 from rallypoint.elastic.etcd_rendezvous_backend import EtcdRendezvousBackend
-from rallypoint.elastic.etcd_v2_client import make_client, parse_endpoints
+from rallypoint.net import parse_endpoints
 from rallypoint.stores import StoreServer, TcpStore, listen
+from rallypoint.stores.documents import ETCD_V2_FOLDER
 
 OPTIONS = {"join_timeout": GIVE_UP_S}
 TORCH = "torch"
@@ -57,7 +58,7 @@ def c10d() -> Iterator[Register]:
 def etcd_v2() -> Iterator[Register]:
     """A key in a single member."""
     with etcd() as endpoint:
-        client = make_client(parse_endpoints(endpoint))
+        client = make_client(parse_endpoints(endpoint, 2379))
         yield Register(
             "etcd-v2", endpoint, OPTIONS, lambda run_id: EtcdRendezvousBackend(client, run_id, ETCD_V2_FOLDER)
         )

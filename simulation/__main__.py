@@ -15,7 +15,7 @@ PROGRAM = "python -m simulation"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="Virtual worlds for the production core.")
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Virtual clusters for the production core.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="play a range of seeds, print what happened, and name those that failed")
     run.add_argument("--seeds", type=_seeds, default=range(1000), metavar="A:B", help="from A up to, not including, B")

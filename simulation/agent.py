@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 from rallypoint.client import view as views
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.core.model import Reason
+from rallypoint.messages.types import Reason
 from simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.cluster import Cluster
 
 
 class Agent(Process):
     """One process of a node."""
 
     def __init__(
-        self, world: World, view: View, offset: float, rate: float, *, stop_s: float, timeout_s: float
+        self, cluster: Cluster, view: View, offset: float, rate: float, *, stop_s: float, timeout_s: float
     ) -> None:
-        super().__init__(world.clockwork, offset, rate)
-        self.world = world
+        super().__init__(cluster.clockwork, offset, rate)
+        self.cluster = cluster
         self.name = view.node.name
-        self.session = Session(world.run_id, view)
+        self.session = Session(cluster.run_id, view)
         self.stop_s = stop_s
         self.timeout_s = timeout_s
         self.line = 0
@@ -34,7 +34,7 @@ class Agent(Process):
         """The process starts: join, connect, and beat from then on."""
         self.join()
         self._connect()
-        self.later(self.world.settings.heartbeat_interval_s, self._beat)
+        self.later(self.cluster.settings.heartbeat_interval_s, self._beat)
 
     @property
     def view(self) -> View:
@@ -55,8 +55,8 @@ class Agent(Process):
             return
         if self.view.state is State.FENCED:
             self.lives += 1
-            self.world.close_line(self.line, self.world.network.delay())
-            self._do(lambda: self.session.reborn(self.world.identity(self.view.node, self.lives)))
+            self.cluster.close_line(self.line, self.cluster.network.delay())
+            self._do(lambda: self.session.reborn(self.cluster.identity(self.view.node, self.lives)))
             self.join()
             self._connect()
             return
@@ -81,7 +81,7 @@ class Agent(Process):
         self._do(lambda: self._send(self.session.leave(reason)))
         if self.view.state is State.FINISHED:
             # The process stays for a moment, as the host of a store would, so that a lost message is said again.
-            self.later(3 * self.world.settings.heartbeat_interval_s, self._exit)
+            self.later(3 * self.cluster.settings.heartbeat_interval_s, self._exit)
         else:
             self._exit()
 
@@ -92,7 +92,7 @@ class Agent(Process):
             self.later(0.01, self._exit)
         elif state is State.CLOSED:
             # Long enough to say once more what it was told: one announcer suffices (rule 14).
-            self.later(self.world.settings.heartbeat_interval_s * 1.5, self._exit)
+            self.later(self.cluster.settings.heartbeat_interval_s * 1.5, self._exit)
         elif views.num_nodes_waiting(self.view, self.now) > 0 and not self.stopping:
             self.stopping = True
             self.later(self.stop_s, self._stopped)
@@ -103,12 +103,12 @@ class Agent(Process):
 
     def _check_deadline(self) -> None:
         if views.overdue(self.view, self.now):
-            self.world.note(self.name, f"timed out: {self.view.why}")
+            self.cluster.note(self.name, f"timed out: {self.view.why}")
             self.leave(Reason.WITHDREW)
 
     def _exit(self) -> None:
         if self.alive:
-            self.world.end_process(self, seen=True)
+            self.cluster.end_process(self, seen=True)
 
     # What its connection does -------------------------------------------------------------------------------------
 
@@ -125,15 +125,15 @@ class Agent(Process):
             self._retry()
 
     def _connect(self) -> None:
-        if not self.world.reachable(self):
+        if not self.cluster.reachable(self):
             self._do(lambda: self.session.ended(self.now))
             self._retry()
             return
-        self.line = self.world.open_line(self)
+        self.line = self.cluster.open_line(self)
         self._do(lambda: self._send(self.session.opening(self.now)))
 
     def _retry(self) -> None:
-        backoff = self.world.chance.uniform(0.05, self.world.settings.reconnect_backoff_s)
+        backoff = self.cluster.chance.uniform(0.05, self.cluster.settings.reconnect_backoff_s)
         self.later(backoff, lambda: None if self.session.connected else self._connect())
 
     def _beat(self) -> None:
@@ -145,11 +145,11 @@ class Agent(Process):
 
     def _send(self, data: bytes) -> None:
         if data:
-            self.world.send_to_server(self, data)
+            self.cluster.send_to_server(self, data)
 
     def _do(self, action: Action) -> None:
         """Let the session do something, and let the world see what it changed."""
         before = self.view
         action()
         if self.view is not before:
-            self.world.agent_changed(self, before)
+            self.cluster.agent_changed(self, before)

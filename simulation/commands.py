@@ -1,4 +1,4 @@
-"""The words in which a virtual world is told what to do: one line a command, the same in scenario files and schedules.
+"""The commands of a virtual cluster: one line each, the same in scenario files and schedules.
 
 start NAME [spare] [rank=N] [topology=PATH] [address=A] [stop=S] [timeout=S] [rate=R] [bounds=MIN:MAX]
 kill NAME | vanish NAME          its process dies, and the connection's end is seen, or is not
@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rallypoint.core.model import Bounds, Reason, Role
 from rallypoint.errors import RendezvousStateError
+from rallypoint.messages.types import Bounds, Reason, Role
 from simulation.agent import Agent
-from simulation.elected import ElectedWorld
-from simulation.peer import Peer
-from simulation.world import World
+from simulation.cluster import Cluster
+from simulation.elected_cluster import ElectedCluster
+from simulation.virtual_process import VirtualProcess
 
 FAULTS = {
     "kill": "crash of a node",
@@ -70,16 +70,16 @@ FAULTS = {
 }
 
 
-def perform(world: World, line: str) -> None:
+def perform(cluster: Cluster, line: str) -> None:
     """Carry out one command; a word that is not known is a ValueError."""
     verb, *words = line.split()
     if verb not in _VERBS:
         raise ValueError(f"there is no command {verb!r} in {line!r}; there are {', '.join(sorted(_VERBS))}")
     if verb not in ("advance", "show", "restart", "start", "resend"):
-        world.invariants.disturbed()
+        cluster.invariants.disturbed()
     if verb in FAULTS:
-        world.faults["stall" if verb == "pause" and words == ["server"] else verb] += 1
-    _VERBS[verb](world, words)
+        cluster.faults["stall" if verb == "pause" and words == ["server"] else verb] += 1
+    _VERBS[verb](cluster, words)
 
 
 def parse_bounds(text: str) -> Bounds:
@@ -88,22 +88,22 @@ def parse_bounds(text: str) -> Bounds:
     return Bounds(int(low), int(high or low))
 
 
-def _agent(world: World, words: list[str]) -> Agent:
-    if not words or words[0] not in world.agents:
-        raise ValueError(f"there is no node {' '.join(words)!r}; there are {', '.join(world.agents) or 'none'}")
-    return world.agents[words[0]]
+def _agent(cluster: Cluster, words: list[str]) -> Agent:
+    if not words or words[0] not in cluster.agents:
+        raise ValueError(f"there is no node {' '.join(words)!r}; there are {', '.join(cluster.agents) or 'none'}")
+    return cluster.agents[words[0]]
 
 
-def _start(world: World, words: list[str]) -> None:
+def _start(cluster: Cluster, words: list[str]) -> None:
     name, *options = words
     given = dict(option.partition("=")[::2] for option in options)
     if float(given.get("rate", 1)) != 1:
-        world.faults["rate"] += 1
+        cluster.faults["rate"] += 1
     elected: dict[str, Any] = {}
-    if isinstance(world, ElectedWorld):
+    if isinstance(cluster, ElectedCluster):
         elected = {"rest_s": float(given["rest"]) if "rest" in given else None, "may_claim": "guest" not in given}
-        world.faults["rest"] += "rest" in given
-    world.start(
+        cluster.faults["rest"] += "rest" in given
+    cluster.start(
         name,
         role=Role.SPARE if "spare" in given else Role.MEMBER,
         wanted_rank=int(given["rank"]) if "rank" in given else None,
@@ -117,177 +117,177 @@ def _start(world: World, words: list[str]) -> None:
     )
 
 
-def _kill(world: World, words: list[str]) -> None:
-    world.end_process(_agent(world, words), seen=True)
+def _kill(cluster: Cluster, words: list[str]) -> None:
+    cluster.end_process(_agent(cluster, words), seen=True)
 
 
-def _vanish(world: World, words: list[str]) -> None:
-    world.end_process(_agent(world, words), seen=False)
+def _vanish(cluster: Cluster, words: list[str]) -> None:
+    cluster.end_process(_agent(cluster, words), seen=False)
 
 
-def _pause(world: World, words: list[str]) -> None:
-    (world.coordinator if words == ["server"] and world.coordinator else _agent(world, words)).stop()
+def _pause(cluster: Cluster, words: list[str]) -> None:
+    (cluster.coordinator if words == ["server"] and cluster.coordinator else _agent(cluster, words)).stop()
 
 
-def _resume(world: World, words: list[str]) -> None:
-    (world.coordinator if words == ["server"] and world.coordinator else _agent(world, words)).resume()
+def _resume(cluster: Cluster, words: list[str]) -> None:
+    (cluster.coordinator if words == ["server"] and cluster.coordinator else _agent(cluster, words)).resume()
 
 
-def _cut(world: World, words: list[str]) -> None:
-    world.network.cut.add(_agent(world, words).name)
+def _cut(cluster: Cluster, words: list[str]) -> None:
+    cluster.network.cut.add(_agent(cluster, words).name)
 
 
-def _mute(world: World, words: list[str]) -> None:
-    world.network.deaf.add(_agent(world, words).name)
+def _mute(cluster: Cluster, words: list[str]) -> None:
+    cluster.network.deaf.add(_agent(cluster, words).name)
 
 
-def _heal(world: World, words: list[str]) -> None:
-    name = _agent(world, words).name
-    world.network.cut.discard(name)
-    world.network.deaf.discard(name)
-    if isinstance(world, ElectedWorld):
-        for trouble in (world.hidden, world.refusing, world.register.cut):
+def _heal(cluster: Cluster, words: list[str]) -> None:
+    name = _agent(cluster, words).name
+    cluster.network.cut.discard(name)
+    cluster.network.deaf.discard(name)
+    if isinstance(cluster, ElectedCluster):
+        for trouble in (cluster.hidden, cluster.refusing, cluster.register.cut):
             trouble.discard(name)
-        world.parted = {pair for pair in world.parted if name not in pair}
+        cluster.parted = {pair for pair in cluster.parted if name not in pair}
 
 
-def _freeze(world: World, words: list[str]) -> None:
-    peer = _peer(world, words)
+def _freeze(cluster: Cluster, words: list[str]) -> None:
+    peer = _peer(cluster, words)
     peer.frozen = True
     peer.stop()
 
 
-def _hide(world: World, words: list[str]) -> None:
-    _elected(world).hidden.add(_peer(world, words).name)
+def _hide(cluster: Cluster, words: list[str]) -> None:
+    _elected(cluster).hidden.add(_peer(cluster, words).name)
 
 
-def _refuse(world: World, words: list[str]) -> None:
-    peer = _peer(world, words)
-    _elected(world).refusing.add(peer.name)
-    world.flap(peer, 0.01)
+def _refuse(cluster: Cluster, words: list[str]) -> None:
+    peer = _peer(cluster, words)
+    _elected(cluster).refusing.add(peer.name)
+    cluster.flap(peer, 0.01)
 
 
-def _part(world: World, words: list[str]) -> None:
-    peer, others = _peer(world, words), [_peer(world, [name]) for name in words[1:]]
-    _elected(world).judge.parted(peer, others)
-    _elected(world).parted |= {frozenset((peer.name, other.name)) for other in others}
+def _part(cluster: Cluster, words: list[str]) -> None:
+    peer, others = _peer(cluster, words), [_peer(cluster, [name]) for name in words[1:]]
+    _elected(cluster).judge.parted(peer, others)
+    _elected(cluster).parted |= {frozenset((peer.name, other.name)) for other in others}
 
 
-def _doom(world: World, words: list[str]) -> None:
-    _elected(world).doomed[_peer(world, words).name] = words[1]
+def _doom(cluster: Cluster, words: list[str]) -> None:
+    _elected(cluster).doomed[_peer(cluster, words).name] = words[1]
 
 
-def _evict(world: World, words: list[str]) -> None:
-    _elected(world).evict(_peer(world, words).name, float(words[1]) if len(words) > 1 else 0.0)
+def _evict(cluster: Cluster, words: list[str]) -> None:
+    _elected(cluster).evict(_peer(cluster, words).name, float(words[1]) if len(words) > 1 else 0.0)
 
 
-def _unplug(world: World, words: list[str]) -> None:
-    _elected(world).register.cut.add(_peer(world, words).name)
+def _unplug(cluster: Cluster, words: list[str]) -> None:
+    _elected(cluster).register.cut.add(_peer(cluster, words).name)
 
 
-def _register(world: World, words: list[str]) -> None:
-    register = _elected(world).register
+def _register(cluster: Cluster, words: list[str]) -> None:
+    register = _elected(cluster).register
     given = dict(word.partition("=")[::2] for word in words)
     if words[0] == "empty":
-        world.faults["empty"] += 1
+        cluster.faults["empty"] += 1
         register.empty()
-        _elected(world).judge.register_emptied()
+        _elected(cluster).judge.register_emptied()
     elif words[0] == "touch":
-        world.faults["touch"] += 1
+        cluster.faults["touch"] += 1
         register.touch()
     elif words[0] in ("away", "back"):
         register.is_away = words[0] == "away"
         if not register.is_away:
-            _elected(world).doomed.clear()
-        world.faults["away"] += register.is_away
+            _elected(cluster).doomed.clear()
+        cluster.faults["away"] += register.is_away
     for word, name in (("loss", "lost answer"), ("stale", "stale read"), ("late", "late write")):
-        world.faults[name] += float(given.get(word, 0)) > 0
+        cluster.faults[name] += float(given.get(word, 0)) > 0
     register.loss = float(given.get("loss", register.loss))
     register.stale = float(given.get("stale", register.stale))
     register.late_s = float(given.get("late", register.late_s))
     if "delay" in given:
         low, _, high = given["delay"].partition(":")
         register.delay_s = (float(low), float(high or low))
-        world.faults["slow register"] += register.delay_s[1] >= 1.0
+        cluster.faults["slow register"] += register.delay_s[1] >= 1.0
 
 
-def _elected(world: World) -> ElectedWorld:
-    if not isinstance(world, ElectedWorld):
-        raise ValueError("only a world that elects its server has a register: `world elected …`")
-    return world
+def _elected(cluster: Cluster) -> ElectedCluster:
+    if not isinstance(cluster, ElectedCluster):
+        raise ValueError("only a cluster that elects its server has a register: `cluster elected …`")
+    return cluster
 
 
-def _peer(world: World, words: list[str]) -> Peer:
-    agent = _agent(world, words)
-    if not isinstance(agent, Peer):
-        raise ValueError("only a world that elects its server has processes that may serve: `world elected …`")
+def _peer(cluster: Cluster, words: list[str]) -> VirtualProcess:
+    agent = _agent(cluster, words)
+    if not isinstance(agent, VirtualProcess):
+        raise ValueError("only a cluster that elects its server has processes that may serve: `cluster elected …`")
     return agent
 
 
-def _flap(world: World, words: list[str]) -> None:
-    world.flap(_agent(world, words), float(words[1]))
+def _flap(cluster: Cluster, words: list[str]) -> None:
+    cluster.flap(_agent(cluster, words), float(words[1]))
 
 
-def _fail(world: World, words: list[str]) -> None:
-    agent = _agent(world, words)
+def _fail(cluster: Cluster, words: list[str]) -> None:
+    agent = _agent(cluster, words)
     agent.when_running(agent.fail_workers)
 
 
-def _resend(world: World, words: list[str]) -> None:
-    agent = _agent(world, words)
+def _resend(cluster: Cluster, words: list[str]) -> None:
+    agent = _agent(cluster, words)
     agent.when_running(agent.resend_join)
 
 
-def _leaves(reason: Reason) -> Callable[[World, list[str]], None]:
-    def leave(world: World, words: list[str]) -> None:
-        agent = _agent(world, words)
+def _leaves(reason: Reason) -> Callable[[Cluster, list[str]], None]:
+    def leave(cluster: Cluster, words: list[str]) -> None:
+        agent = _agent(cluster, words)
         agent.when_running(lambda: agent.leave(reason))
 
     return leave
 
 
-def _crash(world: World, words: list[str]) -> None:
-    world.crash_server()
+def _crash(cluster: Cluster, words: list[str]) -> None:
+    cluster.crash_server()
 
 
-def _restart(world: World, words: list[str]) -> None:
+def _restart(cluster: Cluster, words: list[str]) -> None:
     try:
-        world.start_server()
+        cluster.start_server()
     except RendezvousStateError as exc:
-        world.note("server", f"cannot start: {exc}")
+        cluster.note("server", f"cannot start: {exc}")
 
 
-def _damage(world: World, words: list[str]) -> None:
-    world.record = (world.record or b"")[: int(words[0])]
+def _damage(cluster: Cluster, words: list[str]) -> None:
+    cluster.record = (cluster.record or b"")[: int(words[0])]
 
 
-def _close(world: World, words: list[str]) -> None:
-    world.close("somebody")
+def _close(cluster: Cluster, words: list[str]) -> None:
+    cluster.close("somebody")
 
 
-def _network(world: World, words: list[str]) -> None:
+def _network(cluster: Cluster, words: list[str]) -> None:
     given = dict(word.partition("=")[::2] for word in words)
     for what in ("loss", "twice"):
         if float(given.get(what, 0)):
-            world.faults[what] += 1
-    world.network.loss = float(given.get("loss", world.network.loss))
-    world.network.twice = float(given.get("twice", world.network.twice))
+            cluster.faults[what] += 1
+    cluster.network.loss = float(given.get("loss", cluster.network.loss))
+    cluster.network.twice = float(given.get("twice", cluster.network.twice))
     if "delay" in given:
         low, _, high = given["delay"].partition(":")
-        world.network.delay_s = (float(low), float(high or low))
+        cluster.network.delay_s = (float(low), float(high or low))
         if high:
-            world.faults["delay"] += 1
+            cluster.faults["delay"] += 1
 
 
-def _advance(world: World, words: list[str]) -> None:
-    world.advance(float(words[0]))
+def _advance(cluster: Cluster, words: list[str]) -> None:
+    cluster.advance(float(words[0]))
 
 
-def _show(world: World, words: list[str]) -> None:
-    world.note("run", world.situation())
+def _show(cluster: Cluster, words: list[str]) -> None:
+    cluster.note("run", cluster.situation())
 
 
-_VERBS: dict[str, Callable[[World, list[str]], None]] = {
+_VERBS: dict[str, Callable[[Cluster, list[str]], None]] = {
     "start": _start,
     "kill": _kill,
     "vanish": _vanish,

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.client.view import State
-from rallypoint.core.model import Bounds, Settings
+from rallypoint.messages.types import Bounds, Settings
+from simulation.cluster import Cluster
 from simulation.commands import perform
-from simulation.world import World
 
 SCRIPT = [
     (
@@ -37,58 +37,60 @@ COLOURS = {State.HOLDS: "green", State.WAITING: "yellow", State.SPARE: "cyan", S
 
 def show(pace: float) -> int:
     """Play the script, on a terminal with a live table, elsewhere as plain lines; 0 if it ended as it should."""
-    world = World(1, Bounds(2, 4), Settings(last_call_s=10.0, reconnect_backoff_s=0.5), talkative=True)
+    cluster = Cluster(1, Bounds(2, 4), Settings(last_call_s=10.0, reconnect_backoff_s=0.5), talkative=True)
     console = Console()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=20) as live:
             for words, commands in SCRIPT:
                 if words:
-                    world.log.append(f"[bold]{words}[/bold]")
+                    cluster.log.append(f"[bold]{words}[/bold]")
                 for command in commands:
-                    _perform(world, command, pace, lambda: live.update(_picture(world)))
+                    _perform(cluster, command, pace, lambda: live.update(_picture(cluster)))
     else:
         for words, commands in SCRIPT:
-            _say(world, words)
+            _say(cluster, words)
             for command in commands:
-                _perform(world, command, 0, lambda: None)
-                _say(world)
-    ended = world.run is not None and world.run.closing is not None and world.run.closing.ending.value == "succeeded"
-    print("The run closed well." if ended else f"This should not have happened: {world.situation()}")
+                _perform(cluster, command, 0, lambda: None)
+                _say(cluster)
+    ended = (
+        cluster.run is not None and cluster.run.closing is not None and cluster.run.closing.ending.value == "succeeded"
+    )
+    print("The run closed well." if ended else f"This should not have happened: {cluster.situation()}")
     return 0 if ended else 1
 
 
-def _perform(world: World, command: str, pace: float, then: object) -> None:
+def _perform(cluster: Cluster, command: str, pace: float, then: object) -> None:
     verb, _, words = command.partition(" ")
     left = float(words) if verb == "advance" else 0.0
     if verb != "advance":
-        perform(world, command)
+        perform(cluster, command)
     while left > 0:
-        perform(world, f"advance {min(left, STEP_S)}")
+        perform(cluster, f"advance {min(left, STEP_S)}")
         left -= STEP_S
         if callable(then):
             then()
         time.sleep(STEP_S * pace)
 
 
-def _say(world: World, words: str = "") -> None:
-    for line in world.log:
+def _say(cluster: Cluster, words: str = "") -> None:
+    for line in cluster.log:
         print(line)
-    world.log.clear()
+    cluster.log.clear()
     if words:
         print(f"\n{words}")
     sys.stdout.flush()
 
 
-def _picture(world: World) -> Group:
-    table = Table(title=f"run {world.run_id!r}, {world.time:.1f} s", title_justify="left", expand=True)
+def _picture(cluster: Cluster) -> Group:
+    table = Table(title=f"run {cluster.run_id!r}, {cluster.time:.1f} s", title_justify="left", expand=True)
     for column in ("node", "state", "round", "rank", "why"):
         table.add_column(column)
-    for name, agent in sorted(world.agents.items()):
+    for name, agent in sorted(cluster.agents.items()):
         view = agent.view
         state = view.state.value if agent.alive else "gone"
         world_now = view.world if agent.alive and view.state is State.HOLDS else None
         place = (str(world_now.round), f"{world_now.rank} of {world_now.size}") if world_now else ("", "")
         colour = COLOURS.get(view.state, "white") if agent.alive else "dim"
         table.add_row(name, Text(state, colour), *place, view.why if agent.alive else "")
-    recent = [Text.from_markup(line) if line.startswith("[") else Text(line) for line in world.log[-LINES:]]
-    return Group(table, Text(world.situation(), "bold"), Text(), *recent)
+    recent = [Text.from_markup(line) if line.startswith("[") else Text(line) for line in cluster.log[-LINES:]]
+    return Group(table, Text(cluster.situation(), "bold"), Text(), *recent)

@@ -6,18 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.client.view import State, View
-from rallypoint.core.messages import Lost, Message
-from rallypoint.core.model import Phase, Reason, RecordedWorld, Run
-from rallypoint.core.record import Record
-from rallypoint.location.serving import OTHERS_FIRST_S
-from rallypoint.server.effects import Effects, Happening
+from rallypoint.core.events import Lost
+from rallypoint.core.model import Phase, RecordedWorld, Run
+from rallypoint.location.held_claim import OTHERS_FIRST_S
+from rallypoint.messages.requests import NodeMessage
+from rallypoint.messages.types import Reason
+from rallypoint.record import Record
+from rallypoint.server.effects import Effects, RunChange
 from simulation.check import complaints
 from simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
-    from simulation.elected import ElectedWorld
-    from simulation.peer import Peer
+    from simulation.elected_cluster import ElectedCluster
+    from simulation.virtual_process import VirtualProcess
 from simulation.virtual_server import VirtualServer
 
 CLAIMS_A_FAULT = 8
@@ -27,9 +29,9 @@ CLAIMS_A_FAULT = 8
 class ElectedInvariants(NodeInvariants):
     """What is remembered of a world in order to judge the next step."""
 
-    def __init__(self, world: ElectedWorld) -> None:
-        super().__init__(world)
-        self.world = world
+    def __init__(self, cluster: ElectedCluster) -> None:
+        super().__init__(cluster)
+        self.cluster = cluster
         self.recorded: set[str] = set()
         """Seal ids that were ever in the register."""
         self.closed: set[str] = set()
@@ -57,14 +59,14 @@ class ElectedInvariants(NodeInvariants):
     def fixed_server_started(self) -> None:
         """There is no server of the world's own."""
 
-    def fixed_server_acted(self, before: Run, run: Run, message: Message | None) -> None:
+    def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         """There is no server of the world's own."""
 
     def disturbed(self) -> None:
         """Something happens to the nodes, the network or the register."""
         self.protected = ""
         self.faults += 1
-        self.disturbed_at = self.world.time
+        self.disturbed_at = self.cluster.time
 
     def register_emptied(self) -> None:
         """The register forgot: nothing that depends on its memory can be promised."""
@@ -76,12 +78,12 @@ class ElectedInvariants(NodeInvariants):
 
     # The register -------------------------------------------------------------------------------------------------
 
-    def committed(self, peer: Peer, before: Record | None, record: Record) -> None:
+    def committed(self, peer: VirtualProcess, before: Record | None, record: Record) -> None:
         """Judge a write that the register took."""
         if record.claim is not None and (before is None or before.claim is None or before.claim.id != record.claim.id):
             self._claimed(peer, before)
         if record.claim is not None:
-            self._written[record.claim.id] = self.world.time
+            self._written[record.claim.id] = self.cluster.time
         self.require(record.epoch >= self.epoch, f"epoch {record.epoch} came after epoch {self.epoch}")
         self.epoch = record.epoch
         if before is not None:
@@ -98,37 +100,37 @@ class ElectedInvariants(NodeInvariants):
             named = record.last is not None and record.last.incarnation == before.incarnation
             self.require(named, f"the record forgot how incarnation {before.incarnation} ended")
 
-    def tries_to_claim(self, peer: Peer) -> None:
+    def tries_to_claim(self, peer: VirtualProcess) -> None:
         """A process writes a claim."""
         self._refused[peer.process] = peer.election.refused_by
         self.require(
             peer.leaving is None or not peer.session.is_heard, f"{peer.name} claims although all that it said was heard"
         )
 
-    def _claimed(self, peer: Peer, before: Record | None) -> None:
+    def _claimed(self, peer: VirtualProcess, before: Record | None) -> None:
         self.claims += 1
         self.require(
-            self.claims <= CLAIMS_A_FAULT * self.faults + 2 * len(self.world.agents),
+            self.claims <= CLAIMS_A_FAULT * self.faults + 2 * len(self.cluster.agents),
             f"{self.claims} claims for {self.faults} faults",
         )
         old = before.claim if before is not None else None
         if old is None or before is None:
             return
-        rested_s = self.world.time - self._written.get(old.id, 0.0)
+        rested_s = self.cluster.time - self._written.get(old.id, 0.0)
         self.require(
             rested_s > 0.9 * old.rest_s
-            or self.world.register.has_leases
+            or self.cluster.register.has_leases
             or self.forgot
             or self._refused.get(peer.process) == old.id
             or before.epoch > before.met,
             f"{peer.name} took a claim that was renewed {rested_s:.1f} s ago and may rest for {old.rest_s} s",
         )
-        server = next((s for s in self.world.servers if s.claim.id == old.id), None)
+        server = next((s for s in self.cluster.servers if s.claim.id == old.id), None)
         if server is None or not server.alive or server.peer.stopped:
             return
-        quiet_s = self.world.time - self.disturbed_at
+        quiet_s = self.cluster.time - self.disturbed_at
         self.require(
-            quiet_s < 6 * self.world.settings.heartbeat_timeout_s,
+            quiet_s < 6 * self.cluster.settings.heartbeat_timeout_s,
             f"{peer.name} took the claim of {server.peer.name}, which lives, {quiet_s:.1f} s after the last fault",
         )
 
@@ -151,9 +153,9 @@ class ElectedInvariants(NodeInvariants):
 
     # Servers ------------------------------------------------------------------------------------------------------
 
-    def parted(self, peer: Peer, others: list[Peer]) -> None:
+    def parted(self, peer: VirtualProcess, others: list[VirtualProcess]) -> None:
         """A process is cut off from others: if it serves most of them, they have another server soon (rule 17e)."""
-        world, server, settings = self.world, self.world.current, self.world.settings
+        world, server, settings = self.cluster, self.cluster.current, self.cluster.settings
         calm = world.register.is_reliable and world.network.reliable and not (world.hidden or world.refusing)
         if (
             server is None
@@ -169,18 +171,18 @@ class ElectedInvariants(NodeInvariants):
         bound_s = 2 * settings.heartbeat_timeout_s + settings.reconnect_backoff_s + OTHERS_FIRST_S
         world.clockwork.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at, bound_s))
 
-    def _must_be_served(self, cut_off: list[Peer], since: float, bound_s: float) -> None:
+    def _must_be_served(self, cut_off: list[VirtualProcess], since: float, bound_s: float) -> None:
         here = [peer for peer in cut_off if peer.alive and peer.leaving is None]
         if self.disturbed_at != since or not any(peer.election_may_claim for peer in here):
             return
         if len(here) < len(cut_off):
             # One of them left meanwhile.  If it served them, the process that they cannot reach may have claimed after
             # it, and they may take that claim once they have tried it in vain (rule 17a).
-            self.world.clockwork.after(bound_s, partial(self._must_be_served, here, since, bound_s))
+            self.cluster.clockwork.after(bound_s, partial(self._must_be_served, here, since, bound_s))
             return
-        server = self.world.current
+        server = self.cluster.current
         for peer in here:
-            served = peer.session.welcomed and self.world.serving(peer) is server
+            served = peer.session.welcomed and self.cluster.serving(peer) is server
             self.require(served, f"{peer.name} cannot reach its server, and has no other: {peer.election.why}")
 
     def server_started(self, server: VirtualServer) -> None:
@@ -233,12 +235,12 @@ class ElectedInvariants(NodeInvariants):
             )
             self.require(len(set(roster[2])) == world.size, f"a node has two ranks in round {world.round}")
             self.rosters[world.seal_id] = roster
-            self.last_seal = self.world.time
+            self.last_seal = self.cluster.time
             return
         same = [a == b or b.startswith("rank-") for a, b in zip(known[2], roster[2], strict=True)]
         self.require(known[:2] == roster[:2] and all(same), f"seal id {world.seal_id} names two worlds")
 
-    def _recovered(self, server: VirtualServer, happening: Happening) -> None:
+    def _recovered(self, server: VirtualServer, happening: RunChange) -> None:
         """The differential check: what the new server knows is what was recorded and what the nodes announced."""
         before, after = happening.before, happening.after
         taken = self._taken_over.pop(server.claim.id, None)
@@ -275,9 +277,9 @@ class ElectedInvariants(NodeInvariants):
         if view.state is State.CLOSED and before.state is not State.CLOSED:
             self.closed.add(view.incarnation)
         if view.state is State.FENCED and before.state is not State.FENCED and not self.forgot:
-            record = self.world.register.record()
+            record = self.cluster.register.record()
             last = record.last.incarnation if record is not None and record.last is not None else ""
-            is_current = self.world.current is self.world.lines[agent.line].life
+            is_current = self.cluster.current is self.cluster.lines[agent.line].life
             self.require(
                 before.incarnation not in self.closed or before.incarnation != last or not is_current,
                 f"{agent.name} was put out of {before.incarnation} instead of being told that it is closed",
@@ -289,7 +291,7 @@ class ElectedInvariants(NodeInvariants):
                 f"{agent.name} was told that {view.world.seal_id} is over, and only the server had changed: {view.why}",
             )
 
-    def served(self, peer: Peer) -> None:
+    def served(self, peer: VirtualProcess) -> None:
         """A server has taken a node in: its epoch is not below any that the node knew (rule 17i)."""
         serving = peer.session.serving
         incarnation, epoch = self._epochs.get(peer.process, ("", 0))
@@ -299,10 +301,10 @@ class ElectedInvariants(NodeInvariants):
         )
         self._epochs[peer.process] = (serving.incarnation, serving.epoch)
 
-    def heard(self, peer: Peer) -> None:
+    def heard(self, peer: VirtualProcess) -> None:
         """A server has acknowledged all that a node said."""
         view = peer.view
-        server = self.world.serving(peer)
+        server = self.cluster.serving(peer)
         if peer.close_asked:
             self._closing_heard(peer)
         counts = view.world is not None and server.decided.finished.get(view.node.id) == view.world.rank
@@ -315,13 +317,13 @@ class ElectedInvariants(NodeInvariants):
 
     def _has_forgotten(self, seal_id: str) -> bool:
         """Whether the register was emptied since it knew of a world: an acknowledgement may have been on its way then."""
-        record = self.world.register.record()
+        record = self.cluster.register.record()
         return self.forgot and (record is None or record.world is None or record.world.seal_id != seal_id)
 
-    def _closing_heard(self, peer: Peer) -> None:
+    def _closing_heard(self, peer: VirtualProcess) -> None:
         """A request to close was acknowledged: the record says that this incarnation has ended, or another one runs."""
         asked, peer.close_asked = peer.close_asked, ""
-        record = self.world.register.record()
+        record = self.cluster.register.record()
         if record is None or self.forgot:
             return
         self.require(
@@ -344,7 +346,7 @@ class ElectedInvariants(NodeInvariants):
 
     def check_rest(self, quiet_s: float) -> None:
         """Long after the last fault one server serves all, and everybody is where they should be."""
-        world = self.world
+        world = self.cluster
         alive = [peer for peer in world.peers if peer.alive]
         able = [peer for peer in alive if peer.election_may_claim]
         if not able:
@@ -379,13 +381,13 @@ class ElectedInvariants(NodeInvariants):
         world = record.world
         if world is None or record.closing is not None or world.broken or world.seal_id in self.broken or self.forgot:
             return ""
-        if not (self.world.register.is_reliable and self.world.network.reliable):
+        if not (self.cluster.register.is_reliable and self.cluster.network.reliable):
             return ""
-        if self.world.hidden or self.world.refusing or any(p.alive and p.stopped for p in self.world.peers):
+        if self.cluster.hidden or self.cluster.refusing or any(p.alive and p.stopped for p in self.cluster.peers):
             return ""
         holders = [
             peer
-            for peer in self.world.peers
+            for peer in self.cluster.peers
             if peer.alive
             and peer.view.world is not None
             and peer.view.world.seal_id == world.seal_id
@@ -394,6 +396,6 @@ class ElectedInvariants(NodeInvariants):
             and peer.leaving is None
         ]
         ranks = {peer.view.world.rank for peer in holders if peer.view.world is not None}
-        quiet = self.world.time - self.disturbed_at > 2 * self.world.settings.heartbeat_timeout_s
+        quiet = self.cluster.time - self.disturbed_at > 2 * self.cluster.settings.heartbeat_timeout_s
         whole = ranks | set(world.finished_ranks()) == set(range(world.size))
         return world.seal_id if whole and quiet else ""

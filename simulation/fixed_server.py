@@ -5,49 +5,50 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.core import record as recording
+from rallypoint import record as recording
 from rallypoint.core.model import Run
 from rallypoint.server import run_state
-from rallypoint.server.coordinator import Coordinator, Effects
-from rallypoint.server.limits import Limits
+from rallypoint.server.coordinator import Coordinator
+from rallypoint.server.effects import Effects
+from rallypoint.server.limits import ServerLimits
 from simulation.clockwork import Action, Process
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.cluster import Cluster
 
 
-UNLIMITED = Limits(connections=10**9, nodes_a_run=10**9, silent_connections=10**9)
+UNLIMITED = ServerLimits(connections=10**9, nodes_a_run=10**9, silent_connections=10**9)
 """A virtual machine has all the memory in the world."""
 
 
 class FixedServer(Process):
     """One life of the server; a restart makes another, on another clock."""
 
-    def __init__(self, world: World, offset: float, record: bytes | None) -> None:
-        super().__init__(world.clockwork, offset)
-        self.world = world
+    def __init__(self, cluster: Cluster, offset: float, record: bytes | None) -> None:
+        super().__init__(cluster.clockwork, offset)
+        self.cluster = cluster
         self.started_at = self.now
         self._alarm: float | None = None
         self._unknown: Run | None = None
         self.server = Coordinator(
             monotonic=self.now,
-            mint=world.mint,
-            keeps_records=world.durable,
+            mint=cluster.mint,
+            keeps_records=cluster.durable,
             restored=[] if record is None else [_restored(record, self.now)],
             limits=UNLIMITED,
-            hold_s=world.settings.hold_s,
-            policies=world.policies,
+            hold_s=cluster.settings.hold_s,
+            policies=cluster.policies,
         )
 
     @property
     def run(self) -> Run:
         """What it knows of the world's run, or would start with if it does not know it."""
-        run_id = self.world.run_id
+        run_id = self.cluster.run_id
         hosted = self.server.runs.known.get(run_id)
         if hosted is not None:
             return hosted.run
         if self._unknown is None or (self._unknown.hold_ends or self.now) < self.now:
-            self._unknown = run_state.open_run(run_id, self.started_at, self.now, self.world.settings.hold_s).run
+            self._unknown = run_state.open_run(run_id, self.started_at, self.now, self.cluster.settings.hold_s).run
         return self._unknown
 
     def open(self, line: int) -> None:
@@ -60,7 +61,7 @@ class FixedServer(Process):
             return  # it was hung up on: no bytes arrive after that
         before = self.run
         effects = self.server.received(line, data, self.now)
-        self.world.arrived[line] = self.world.awake_time
+        self.cluster.arrived[line] = self.cluster.awake_time
         self._done(before, effects, data)
 
     def end(self, line: int) -> None:
@@ -74,16 +75,16 @@ class FixedServer(Process):
 
     def _done(self, before: Run, effects: Effects, data: bytes | None) -> None:
         if effects.forgotten:
-            self.world.record = None
+            self.cluster.record = None
         for each in effects.records:
-            written = recording.of(each.run, epoch=each.epoch, write_id=self.world.mint())
-            self.world.record = recording.encode(written)
+            written = recording.of(each.run, epoch=each.epoch, write_id=self.cluster.mint())
+            self.cluster.record = recording.encode(written)
             self.later(0.0, partial(self._recorded, each.run.run_id))
-        self.world.fixed_server_acted(before, self.run, effects, data)
+        self.cluster.fixed_server_acted(before, self.run, effects, data)
         for line, sent in effects.sends:
-            self.world.send_to_node(line, sent)
+            self.cluster.send_to_node(line, sent)
         for line, _ in effects.hang_ups:
-            self.world.hang_up(line)
+            self.cluster.hang_up(line)
         due = self.server.wake_at(self.now)
         if self._alarm is None or due < self._alarm:
             self._alarm = due

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.client.view import State, View
-from rallypoint.core.messages import Announced, Joined, Left, Lost, Message, Standing
-from rallypoint.core.model import Phase, Reason, Run
+from rallypoint.core.events import Lost
+from rallypoint.core.model import Phase, Run
+from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage, Standing
+from rallypoint.messages.types import Reason
 from rallypoint.server.clock import LOOK_S
 from simulation.check import complaints
 from simulation.node_invariants import NodeInvariants
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
-    from simulation.world import World
+    from simulation.cluster import Cluster
 
 
 FEW = 64
@@ -28,7 +30,7 @@ class Judge(Protocol):
     def fixed_server_started(self) -> None:
         """A new life of the server."""
 
-    def fixed_server_acted(self, before: Run, run: Run, message: Message | None) -> None:
+    def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         """The server took an input."""
 
     def judge_loss(self, loss: Lost) -> None:
@@ -47,9 +49,9 @@ class Judge(Protocol):
 class Invariants(NodeInvariants):
     """What is remembered of a world in order to judge the next step."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.world = world
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.cluster = cluster
         self.ended_worlds: set[str] = set()
         self.closed: set[str] = set()
         self.round_floor = 0
@@ -60,7 +62,7 @@ class Invariants(NodeInvariants):
 
     def fixed_server_started(self) -> None:
         """A new life of the server: what it cannot know cannot be held against it."""
-        if not self.world.durable:
+        if not self.cluster.durable:
             self.closed.clear()
             self.round_floor = 0
         self.protected = self._whole_world()
@@ -69,7 +71,7 @@ class Invariants(NodeInvariants):
         """Something happens to the nodes: a world need not survive the server's restart any more."""
         self.protected = None
 
-    def fixed_server_acted(self, before: Run, run: Run, message: Message | None) -> None:
+    def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         """Judge one step of the server."""
         if isinstance(message, (Joined, Announced)) and message.seat is not None:
             self.round_floor = max(self.round_floor, message.seat.round if self._ours(message, run) else 0)
@@ -114,9 +116,9 @@ class Invariants(NodeInvariants):
         self.require(world.round > self.round_floor, f"round {world.round} was used again")
         self.round_floor = world.round
         self.rosters[world.seal_id] = roster
-        self.last_seal = self.world.time
+        self.last_seal = self.cluster.time
 
-    def _world_ended(self, before: Run, run: Run, message: Message | None) -> None:
+    def _world_ended(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         ended = before.current
         assert ended is not None
         self.ended_worlds.add(ended.seal_id)
@@ -167,7 +169,7 @@ class Invariants(NodeInvariants):
 
     def check_rest(self, quiet_s: float) -> None:
         """Long after the last fault everybody is where they should be, and stays there."""
-        world, run = self.world, self.world.run
+        world, run = self.cluster, self.cluster.run
         assert run is not None
         self.require(run.phase is not Phase.RECOVERING, "the server is still recovering")
         self.require(
@@ -181,7 +183,7 @@ class Invariants(NodeInvariants):
 
     def judge_loss(self, loss: Lost) -> None:
         """The server gave a node up: one whose newest connection is up must have been silent for long."""
-        world, agent = self.world, self.world.find(loss.node_id)
+        world, agent = self.cluster, self.cluster.find(loss.node_id)
         if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.session.connected:
             return
         if agent.view.state in (State.IDLE, State.REFUSED, State.FENCED):
@@ -195,9 +197,9 @@ class Invariants(NodeInvariants):
 
     def _whole_world(self) -> str | None:
         """The seal id of the world that all of its members hold, undisturbed."""
-        agents = [a for a in self.world.agents.values() if a.alive]
+        agents = [a for a in self.cluster.agents.values() if a.alive]
         held = {a.view.world.seal_id for a in agents if a.view.world and a.view.state is State.HOLDS and not a.stopping}
-        if len(held) != 1 or not self.world.network.reliable or any(a.stopped for a in agents):
+        if len(held) != 1 or not self.cluster.network.reliable or any(a.stopped for a in agents):
             return None
         seal_id = held.pop()
         ids = {a.id for a in agents if a.view.state is State.HOLDS and not a.stopping}
@@ -207,14 +209,14 @@ class Invariants(NodeInvariants):
     def _may_be_passed_over(self, seal_id: str) -> bool:
         """Whether all of an older world are there: who has no record and hears them first looks no further (rule 14)."""
         speakers: dict[str, set[str]] = {}
-        for agent in self.world.agents.values():
+        for agent in self.cluster.agents.values():
             if agent.alive and agent.view.world is not None and agent.view.world.seal_id != seal_id:
                 speakers.setdefault(agent.view.world.seal_id, set()).add(agent.id)
-        return not self.world.durable and any(set(self.rosters[old][2]) <= ids for old, ids in speakers.items())
+        return not self.cluster.durable and any(set(self.rosters[old][2]) <= ids for old, ids in speakers.items())
 
     def _is_over(self, seal_id: str) -> bool:
         """Whether a world has ended, or another came after it, or a server that forgot heard of a higher one."""
-        recovering = self.world.run is None or self.world.run.phase is Phase.RECOVERING
+        recovering = self.cluster.run is None or self.cluster.run.phase is Phase.RECOVERING
         later = seal_id != next(reversed(self.rosters)) or self._has_rival(seal_id)
         return seal_id in self.ended_worlds or later or recovering
 
@@ -222,12 +224,12 @@ class Invariants(NodeInvariants):
         """Whether another world has its round number too: who has no record takes the one that it hears of first."""
         number = self.rosters[seal_id][1]
         rounds = [round for other, (_, round, _) in self.rosters.items() if other != seal_id]
-        return not self.world.durable and max(rounds, default=0) >= number
+        return not self.cluster.durable and max(rounds, default=0) >= number
 
     def _max_know_of_no_world(self, seal_id: str) -> bool:
         """The one way past the hold (rule 14): as many as max who have never heard of a world."""
-        others = [a for a in self.world.agents.values() if a.alive and a.id not in self.rosters[seal_id][2]]
-        return len(others) >= self.world.bounds.max
+        others = [a for a in self.cluster.agents.values() if a.alive and a.id not in self.rosters[seal_id][2]]
+        return len(others) >= self.cluster.bounds.max
 
     @staticmethod
     def _ours(message: Joined | Announced, run: Run) -> bool:

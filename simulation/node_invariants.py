@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rallypoint.client.view import State, View
-from rallypoint.core.model import Phase, Role, Run, find_waiter
+from rallypoint.core.model import Phase, Run, find_waiter
+from rallypoint.messages.types import Role
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
-    from simulation.world import World
+    from simulation.cluster import Cluster
 
 
 class BrokenInvariantError(AssertionError):
@@ -20,7 +21,7 @@ class BrokenInvariantError(AssertionError):
 class NodeInvariants:
     """The worlds that were sealed, and what nodes make of them."""
 
-    def __init__(self, watched: World) -> None:
+    def __init__(self, watched: Cluster) -> None:
         self.watched = watched
         self.rosters: dict[str, tuple[str, int, tuple[str, ...]]] = {}
         """Incarnation, round and members of each world, by seal id."""

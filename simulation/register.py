@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rallypoint.core.record import Record, decode
-from rallypoint.location.actions import Read, Write
+from rallypoint.location.actions import ReadRecord, WriteRecord
 from rallypoint.location.register import Entry
 from rallypoint.location.registers.memory import MemoryRegister
+from rallypoint.record import Record, decode
 from simulation.clockwork import Clockwork
 
 CALL_S = 3.0
@@ -24,7 +24,7 @@ REMEMBERED_S = 1.5
 
 
 @dataclass
-class Lease:
+class VirtualLease:
     """The lease of a claim, where the register has leases: who keeps it, and until when it lives."""
 
     keeper: str
@@ -47,14 +47,14 @@ class VirtualRegister:
     cut: set[str] = field(default_factory=set)
     """Processes that cannot reach the register."""
     medium: MemoryRegister = field(default_factory=MemoryRegister)
-    leases: dict[str, Lease] = field(default_factory=dict)
+    leases: dict[str, VirtualLease] = field(default_factory=dict)
     history: list[tuple[float, Entry | None]] = field(default_factory=list)
     writes: int = 0
 
     def call(
         self,
         name: str,
-        call: Read | Write,
+        call: ReadRecord | WriteRecord,
         answer: Callable[[Entry | None], None],
         away: Callable[[str], None],
         committed: Callable[[Record | None, Record], None],
@@ -77,11 +77,11 @@ class VirtualRegister:
         def reach() -> None:
             if self.is_away or name in self.cut:
                 return
-            entry = self._read(name) if isinstance(call, Read) else self._write(name, call, committed)
+            entry = self._read(name) if isinstance(call, ReadRecord) else self._write(name, call, committed)
             if self.chance.random() >= self.loss:
                 self.clockwork.after(self._delay(), lambda: give(entry))
 
-        late = self.late_s if isinstance(call, Write) else 0.0
+        late = self.late_s if isinstance(call, WriteRecord) else 0.0
         if not (self.is_away or name in self.cut) and self.chance.random() >= self.loss:
             self.clockwork.after(self._delay() + late, reach)
         self.clockwork.after(CALL_S, give_up)
@@ -130,7 +130,7 @@ class VirtualRegister:
             entry = older[-1] if older else entry
         return self._with_lease(entry)
 
-    def _write(self, name: str, call: Write, committed: Callable[[Record | None, Record], None]) -> Entry | None:
+    def _write(self, name: str, call: WriteRecord, committed: Callable[[Record | None, Record], None]) -> Entry | None:
         before = self.record()
         entry = self.medium.write(call.value, call.token)
         if entry is None:
@@ -139,7 +139,7 @@ class VirtualRegister:
         claim, old = call.record.claim, before.claim if before is not None else None
         is_new = before is None or before.epoch != call.record.epoch
         if self.has_leases and claim is not None and is_new:
-            self.leases[claim.id] = Lease(name, self.clockwork.time + claim.rest_s)
+            self.leases[claim.id] = VirtualLease(name, self.clockwork.time + claim.rest_s)
         if self.has_leases and claim is None and old is not None:
             self.leases.pop(old.id, None)
         self._remember()

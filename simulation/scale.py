@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from rallypoint.client.view import State
-from rallypoint.core.model import Bounds, Settings
-from simulation.world import World
+from rallypoint.messages.types import Bounds, Settings
+from simulation.cluster import Cluster
 
 
 @dataclass
@@ -23,17 +23,17 @@ class Figures:
 
 def form(nodes: int) -> Figures:
     """Let so many nodes come to a fresh server, until each has its rank; all of it in production's code."""
-    world = World(0, Bounds(nodes, nodes), Settings(heartbeat_interval_s=60.0, heartbeat_timeout_s=300.0))
+    cluster = Cluster(0, Bounds(nodes, nodes), Settings(heartbeat_interval_s=60.0, heartbeat_timeout_s=300.0))
     gc.collect()
     gc.disable()  # a hundred thousand virtual processes in one real one would be looked through again and again
     started = time.perf_counter()
     for number in range(nodes):
-        world.start(f"node{number}")
-    world.advance(1.0)
+        cluster.start(f"node{number}")
+    cluster.advance(1.0)
     seconds = time.perf_counter() - started
     gc.enable()
-    placed = [agent.view.world for agent in world.agents.values() if agent.view.state is State.HOLDS]
+    placed = [agent.view.world for agent in cluster.agents.values() if agent.view.state is State.HOLDS]
     ranks = sorted(place.rank for place in placed if place is not None)
     if ranks != list(range(nodes)):
         raise AssertionError(f"{len(ranks)} of {nodes} nodes have a rank")
-    return Figures(nodes, seconds, sum(world.messages.values()) / nodes, sum(world.octets.values()) / nodes)
+    return Figures(nodes, seconds, sum(cluster.messages.values()) / nodes, sum(cluster.octets.values()) / nodes)

@@ -1,14 +1,14 @@
 """Scenario files: commands and, below each, what they led to.  Text in, golden text out.
 
     # Rule 4: at once when max are present.
-    world bounds=2
+    cluster bounds=2
     ----
 
     start a
     ----
        0.001 server: a founded the run for 2 nodes
 
-Lines before the first command that begin with `#` are the file's title.  `world` comes first and may set any number
+Lines before the first command that begin with `#` are the file's title.  `cluster` comes first and may set any number
 from `Settings` by its name, `seed=N`, `durable`, `elected` (by a register) and `leases` (of that register).
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rallypoint.core.model import Settings
+from rallypoint.messages.types import Settings
+from simulation.cluster import Cluster
 from simulation.commands import parse_bounds, perform
 from simulation.node_invariants import BrokenInvariantError
 from simulation.schedule import SETTINGS, Setup
-from simulation.world import World
 
 RULER = "----"
 
@@ -51,25 +51,25 @@ def parse(text: str) -> Scenario:
         if len(lines) < 2 or lines[1] != RULER:
             raise ValueError(f"a command is followed by {RULER!r}, unlike {lines[0]!r}")
         scenario.steps.append((lines[0], lines[2:]))
-    if not scenario.steps or not scenario.steps[0][0].startswith("world "):
-        raise ValueError("the first command of a scenario is `world bounds=MIN:MAX …`")
+    if not scenario.steps or not scenario.steps[0][0].startswith("cluster "):
+        raise ValueError("the first command of a scenario is `cluster bounds=MIN:MAX …`")
     return scenario
 
 
 def play(scenario: Scenario) -> Scenario:
     """The same scenario with what really happens below each command."""
     first, *commands = [command for command, _ in scenario.steps]
-    world = make_world(first).world(talkative=True)
+    cluster = parse_setup(first).cluster(talkative=True)
     played = Scenario(scenario.title, [(first, [])])
     for command in commands:
-        played.steps.append((command, _output(world, command)))
+        played.steps.append((command, _output(cluster, command)))
         if played.steps[-1][1][-1:] and played.steps[-1][1][-1].startswith("INVARIANT"):
             break
     return played
 
 
-def make_world(line: str) -> Setup:
-    """What a `world` line asks for."""
+def parse_setup(line: str) -> Setup:
+    """What a `cluster` line asks for."""
     given = dict(word.partition("=")[::2] for word in line.split()[1:])
     setup = Setup(int(given.pop("seed", "0")), parse_bounds(given.pop("bounds")), Settings())
     setup.durable = given.pop("durable", None) is not None
@@ -85,14 +85,14 @@ def from_schedule(title: str, setup: Setup, commands: list[str]) -> Scenario:
     """A schedule that was played, as a scenario."""
     durable = " durable" if setup.durable else ""
     kind = " elected" * setup.elected + " leases" * setup.leases
-    first = f"world bounds={setup.bounds} seed={setup.seed} brisk{durable}{kind}"
+    first = f"cluster bounds={setup.bounds} seed={setup.seed} brisk{durable}{kind}"
     return play(Scenario([f"# {title}"], [(first, []), *((command, []) for command in commands)]))
 
 
-def _output(world: World, command: str) -> list[str]:
-    del world.log[:]
+def _output(cluster: Cluster, command: str) -> list[str]:
+    del cluster.log[:]
     try:
-        perform(world, command)
+        perform(cluster, command)
     except BrokenInvariantError as exc:
-        return [*world.log, f"INVARIANT {exc}"]
-    return list(world.log)
+        return [*cluster.log, f"INVARIANT {exc}"]
+    return list(cluster.log)

@@ -1,7 +1,7 @@
-"""Schedules: seeded sequences of commands that a world must come through.
+"""Schedules: seeded sequences of commands that a cluster must come through.
 
 A schedule chooses as it goes, from what is running and what is broken, and writes down what it chose: the commands and
-the seed are all that is needed to see the same world again.
+the seed are all that is needed to see the same cluster again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rallypoint.client.view import State
-from rallypoint.core.model import Bounds, Phase, Settings
+from rallypoint.core.model import Phase
+from rallypoint.messages.types import Bounds, Settings
 from simulation.agent import Agent
+from simulation.cluster import Cluster
 from simulation.commands import perform
-from simulation.elected import ElectedWorld
+from simulation.elected_cluster import ElectedCluster
 from simulation.node_invariants import BrokenInvariantError
-from simulation.world import World
 
 MIN_EVENTS = 60
 MIN_FAULT_KINDS = 3
@@ -28,7 +29,7 @@ ELECTED_EVENTS = 150
 REST_S = 24.0
 QUIET_S = 6.0
 PARTED = 0.4
-"""How many of the worlds that elect their server end with one that most nodes cannot reach."""
+"""How many of the clusters that elect their server end with one that most nodes cannot reach."""
 PARTED_S = 9.0
 
 Do = Callable[[str], None]
@@ -49,7 +50,7 @@ SETTINGS = Settings(
 
 @dataclass
 class Setup:
-    """What a world is made from."""
+    """What a cluster is made from."""
 
     seed: int
     bounds: Bounds
@@ -58,11 +59,11 @@ class Setup:
     elected: bool = False
     leases: bool = False
 
-    def world(self, *, talkative: bool = False) -> World:
-        """The world before anything happens in it."""
+    def cluster(self, *, talkative: bool = False) -> Cluster:
+        """The cluster before anything happens in it."""
         if self.elected:
-            return ElectedWorld(self.seed, self.bounds, self.settings, has_leases=self.leases, talkative=talkative)
-        return World(self.seed, self.bounds, self.settings, durable=self.durable, talkative=talkative)
+            return ElectedCluster(self.seed, self.bounds, self.settings, has_leases=self.leases, talkative=talkative)
+        return Cluster(self.seed, self.bounds, self.settings, durable=self.durable, talkative=talkative)
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Played:
 
 
 def setup(seed: int) -> tuple[Setup, int, random.Random]:
-    """What a seed stands for: the world's make-up, the number of nodes, and the source of all further choices."""
+    """What a seed stands for: the cluster's make-up, the number of nodes, and the source of all further choices."""
     chance = random.Random(f"rallypoint/{seed}")
     nodes = chance.randint(1, 12)
     high = chance.randint(min(2, nodes), nodes)
@@ -95,44 +96,44 @@ def setup(seed: int) -> tuple[Setup, int, random.Random]:
 def play(seed: int) -> Played:
     """Play one schedule to its end, and say whether an invariant broke."""
     made, nodes, chance = setup(seed)
-    world = made.world()
+    cluster = made.cluster()
     played = Played(made, nodes)
 
     def do(command: str) -> None:
         played.commands.append(command)
-        perform(world, command)
+        perform(cluster, command)
 
     try:
-        _play(world, nodes, chance, do)
-        if isinstance(world, ElectedWorld) and chance.random() < PARTED:
-            _part_the_server(world, nodes, chance, do)
-        end_faults(world, do)
-        world.invariants.check_rest(QUIET_S)
+        _play(cluster, nodes, chance, do)
+        if isinstance(cluster, ElectedCluster) and chance.random() < PARTED:
+            _part_the_server(cluster, nodes, chance, do)
+        end_faults(cluster, do)
+        cluster.invariants.check_rest(QUIET_S)
     except BrokenInvariantError as exc:
         played.failure = str(exc)
     except AssertionError as exc:
-        played.failure = f"at {world.time:.3f} s: assertion failed: {exc}"
-    if isinstance(world, ElectedWorld):
-        world.faults["rivals"] += world.had_rivals
-    played.events, played.faults, played.rounds = world.events, world.faults, len(world.invariants.rosters)
+        played.failure = f"at {cluster.time:.3f} s: assertion failed: {exc}"
+    if isinstance(cluster, ElectedCluster):
+        cluster.faults["rivals"] += cluster.had_rivals
+    played.events, played.faults, played.rounds = cluster.events, cluster.faults, len(cluster.invariants.rosters)
     return played
 
 
-def end_faults(world: World, do: Do) -> None:
+def end_faults(cluster: Cluster, do: Do) -> None:
     """Mend everything that is broken, and give the run time to come to rest."""
     do("network loss=0 twice=0 delay=0.001")
-    for agent in list(world.agents.values()):
-        if agent.name in _apart(world):
+    for agent in list(cluster.agents.values()):
+        if agent.name in _apart(cluster):
             do(f"heal {agent.name}")
         if agent.alive and agent.stopped:
             do(f"resume {agent.name}")
     rest_s = REST_S
-    if isinstance(world, ElectedWorld):
-        rest_s += world.register.delay_s[1]  # what is on its way to the register arrives all the same
+    if isinstance(cluster, ElectedCluster):
+        rest_s += cluster.register.delay_s[1]  # what is on its way to the register arrives all the same
         do("register back loss=0 stale=0 late=0 delay=0.001:0.003")
-    elif world.coordinator is None:
+    elif cluster.coordinator is None:
         do("restart")
-    elif world.coordinator.stopped:
+    elif cluster.coordinator.stopped:
         do("resume server")
     do(f"advance {rest_s:.0f}")
 
@@ -142,20 +143,20 @@ def significant(events: Counter[str]) -> int:
     return sum(count for kind, count in events.items() if kind != "heartbeat")
 
 
-def _play(world: World, nodes: int, chance: random.Random, do: Do) -> None:
+def _play(cluster: Cluster, nodes: int, chance: random.Random, do: Do) -> None:
     names = [f"n{i}" for i in range(nodes)]
     with_crash = chance.random() < 0.4
-    for name in chance.sample(names, chance.randint(min(world.bounds.min, nodes), nodes)):
-        do(_start(name, world, chance))
+    for name in chance.sample(names, chance.randint(min(cluster.bounds.min, nodes), nodes)):
+        do(_start(name, cluster, chance))
         do(f"advance {chance.uniform(0.0, 0.1):.3f}")
     do(f"advance {chance.uniform(0.5, 3.0):.3f}")
     for number in range(MAX_COMMANDS):
-        kinds = sum(count > 0 for count in world.faults.values())
-        events = ELECTED_EVENTS if isinstance(world, ElectedWorld) else MIN_EVENTS
-        enough = significant(world.events) >= events and kinds >= MIN_FAULT_KINDS
-        if enough and number >= MIN_COMMANDS and (world.faults["crash"] or not with_crash):
+        kinds = sum(count > 0 for count in cluster.faults.values())
+        events = ELECTED_EVENTS if isinstance(cluster, ElectedCluster) else MIN_EVENTS
+        enough = significant(cluster.events) >= events and kinds >= MIN_FAULT_KINDS
+        if enough and number >= MIN_COMMANDS and (cluster.faults["crash"] or not with_crash):
             return
-        command = _choose(world, names, chance, with_crash)
+        command = _choose(cluster, names, chance, with_crash)
         if command:
             do(command)
         do(f"advance {_pause_s(chance):.3f}")
@@ -168,30 +169,30 @@ def _pause_s(chance: random.Random) -> float:
     return chance.uniform(0.2, 1.5) if kind < 0.93 else chance.uniform(1.5, 6.0)
 
 
-def _choose(world: World, names: list[str], chance: random.Random, with_crash: bool) -> str:
+def _choose(cluster: Cluster, names: list[str], chance: random.Random, with_crash: bool) -> str:
     """The next command: something to break, or something to mend."""
-    running = [a for a in world.agents.values() if a.alive]
-    if _queues(world.seed) and running and chance.random() < 0.8:
-        return _while_it_is_recorded(world, running, chance)
-    idle = [name for name in names if name not in world.agents or not world.agents[name].alive]
+    running = [a for a in cluster.agents.values() if a.alive]
+    if _queues(cluster.seed) and running and chance.random() < 0.8:
+        return _while_it_is_recorded(cluster, running, chance)
+    idle = [name for name in names if name not in cluster.agents or not cluster.agents[name].alive]
     options: list[tuple[float, str]] = []
     if idle:
-        options.append((6.0, _start(chance.choice(idle), world, chance)))
+        options.append((6.0, _start(chance.choice(idle), cluster, chance)))
     if running:
         options += _to_a_node(chance.choice(running), chance)
     holders = [a for a in running if a.view.state is State.HOLDS and not a.stopped]
     if holders:
-        often = 1.5 if isinstance(world, ElectedWorld) else 0.5
+        often = 1.5 if isinstance(cluster, ElectedCluster) else 0.5
         options += [(often, f"finish {chance.choice(holders).name}"), (2.0, f"fail {chance.choice(holders).name}")]
-    options += _to_mend(world, running, chance)
-    if isinstance(world, ElectedWorld):
-        options += _to_the_register(world, running, chance, with_crash)
-    elif world.coordinator is None:
+    options += _to_mend(cluster, running, chance)
+    if isinstance(cluster, ElectedCluster):
+        options += _to_the_register(cluster, running, chance, with_crash)
+    elif cluster.coordinator is None:
         options.append((5.0, "restart"))
-    elif world.coordinator.stopped:
+    elif cluster.coordinator.stopped:
         options.append((4.0, "resume server"))
     else:
-        closed = world.run is not None and world.run.phase is Phase.CLOSED
+        closed = cluster.run is not None and cluster.run.phase is Phase.CLOSED
         crash = (6.0 if closed else 1.5) if with_crash else 0.0
         options += [(0.7, "pause server"), (0.0 if closed else 0.3, "close"), (crash, "crash")]
     if chance.random() < 0.15:
@@ -214,9 +215,9 @@ def _to_a_node(agent: Agent, chance: random.Random) -> list[tuple[float, str]]:
     ]
 
 
-def _to_mend(world: World, running: list[Agent], chance: random.Random) -> list[tuple[float, str]]:
+def _to_mend(cluster: Cluster, running: list[Agent], chance: random.Random) -> list[tuple[float, str]]:
     stopped = [a.name for a in running if a.stopped]
-    apart = sorted(_apart(world))
+    apart = sorted(_apart(cluster))
     options = [(2.0, f"resume {chance.choice(stopped)}")] if stopped else []
     return options + ([(2.0, f"heal {chance.choice(apart)}")] if apart else [])
 
@@ -226,27 +227,27 @@ def _queues(seed: int) -> bool:
     return seed % 16 == 1
 
 
-def _while_it_is_recorded(world: World, running: list[Agent], chance: random.Random) -> str:
+def _while_it_is_recorded(cluster: Cluster, running: list[Agent], chance: random.Random) -> str:
     """The member is evicted, and the one after it, while a write of the record is in flight."""
-    if isinstance(world, ElectedWorld) and world.register.delay_s[1] < 0.5:
+    if isinstance(cluster, ElectedCluster) and cluster.register.delay_s[1] < 0.5:
         return "register back loss=0 stale=0 late=0 delay=0.3:0.6"
     return f"evict {chance.choice(running).name}"
 
 
-def _apart(world: World) -> set[str]:
+def _apart(cluster: Cluster) -> set[str]:
     """Who cannot be reached in some way."""
-    apart = world.network.cut | world.network.deaf
-    if isinstance(world, ElectedWorld):
-        apart = apart.union(*world.parted) | world.hidden | world.refusing | world.register.cut
+    apart = cluster.network.cut | cluster.network.deaf
+    if isinstance(cluster, ElectedCluster):
+        apart = apart.union(*cluster.parted) | cluster.hidden | cluster.refusing | cluster.register.cut
     return apart
 
 
 def _to_the_register(
-    world: ElectedWorld, running: list[Agent], chance: random.Random, with_rivals: bool
+    cluster: ElectedCluster, running: list[Agent], chance: random.Random, with_rivals: bool
 ) -> list[tuple[float, str]]:
     """What happens to the register and to the process that serves; in some schedules often enough for two of them."""
-    register, server = world.register, world.current
-    forgets = world.seed % 3 == 0
+    register, server = cluster.register, cluster.current
+    forgets = cluster.seed % 3 == 0
     options = [(0.3, "close"), (0.4 * forgets, "register empty"), (0.5, "register touch")]
     options.append((3.0, "register back") if register.is_away else (0.6, "register away"))
     trouble = [
@@ -261,7 +262,7 @@ def _to_the_register(
     if running:
         name = chance.choice(running).name
         options += [(0.4, f"hide {name}"), (0.4, f"unplug {name}"), (0.3, f"refuse {name}")]
-        options.append((0.2, f"evict {name} {4 * (world.seed % 2)}"))
+        options.append((0.2, f"evict {name} {4 * (cluster.seed % 2)}"))
     if server is not None:
         name, often = server.peer.name, 3.0 if with_rivals else 0.7
         options += [(often, f"{verb} {name}") for verb in ("kill", "pause", "unplug")]
@@ -273,20 +274,20 @@ def _to_the_register(
     return options
 
 
-def _part_the_server(world: ElectedWorld, nodes: int, chance: random.Random, do: Do) -> None:
+def _part_the_server(cluster: ElectedCluster, nodes: int, chance: random.Random, do: Do) -> None:
     """When all is well, the host of the server is cut off from most of the nodes, and not from the register (17e).
 
     Last of all, so that what a seed stood for before is what it stands for now.
     """
     for number in range(nodes):
         name = f"n{number}"
-        if name not in world.agents or not world.agents[name].alive:
-            do(_start(name, world, chance))
-    end_faults(world, do)
-    server = world.current
+        if name not in cluster.agents or not cluster.agents[name].alive:
+            do(_start(name, cluster, chance))
+    end_faults(cluster, do)
+    server = cluster.current
     if server is None:
         return
-    others = [agent.name for agent in world.agents.values() if agent.alive and agent is not server.peer]
+    others = [agent.name for agent in cluster.agents.values() if agent.alive and agent is not server.peer]
     chance.shuffle(others)
     most = (len(others) + 1) // 2 + 1
     if most <= len(others):
@@ -306,12 +307,12 @@ def _weather(chance: random.Random) -> str:
     )
 
 
-def _start(name: str, world: World, chance: random.Random) -> str:
+def _start(name: str, cluster: Cluster, chance: random.Random) -> str:
     words = [f"start {name}"]
     if chance.random() < 0.12:
         words.append("spare")
     if chance.random() < 0.15:
-        words.append(f"rank={chance.randrange(world.bounds.max + 1)}")
+        words.append(f"rank={chance.randrange(cluster.bounds.max + 1)}")
     if chance.random() < 0.2:
         words.append(f"topology={chance.choice('ab')}/{chance.choice('xy')}")
     if chance.random() < 0.3:
@@ -320,8 +321,8 @@ def _start(name: str, world: World, chance: random.Random) -> str:
         words.append(f"timeout={chance.choice([3.0, 10.0])}")
     if chance.random() < 0.2:
         words.append(f"rate={chance.choice([0.98, 1.02])}")
-    if isinstance(world, ElectedWorld) and chance.random() < 0.2:
+    if isinstance(cluster, ElectedCluster) and chance.random() < 0.2:
         words.append(f"rest={chance.choice([1.0, 6.0])}")
-    if isinstance(world, ElectedWorld) and name != "n0" and chance.random() < 0.08:
+    if isinstance(cluster, ElectedCluster) and name != "n0" and chance.random() < 0.08:
         words.append("guest")
     return " ".join(words)

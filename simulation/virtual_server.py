@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 from rallypoint.client.view import View
 from rallypoint.core.model import Run
 from rallypoint.location.actions import Serve
-from rallypoint.server.coordinator import Coordinator, Effects
+from rallypoint.server.coordinator import Coordinator
+from rallypoint.server.effects import Effects
 from simulation.clockwork import Action as Deed
 from simulation.fixed_server import UNLIMITED
 
 if TYPE_CHECKING:
-    from simulation.peer import Peer
+    from simulation.virtual_process import VirtualProcess
 
 
 class VirtualServer:
     """One life of an elected server, in the process of a peer."""
 
-    def __init__(self, peer: Peer, serve: Serve) -> None:
+    def __init__(self, peer: VirtualProcess, serve: Serve) -> None:
         self.peer = peer
         self.claim = serve.claim
         self.epoch = serve.record.epoch
@@ -31,7 +32,7 @@ class VirtualServer:
             monotonic=peer.now,
             mint=world.mint,
             only_run=world.run_id,
-            visitors=True,
+            remote_admins=True,
             keeps_records=True,
             restored=[(serve.run, serve.record.epoch)],
             limits=UNLIMITED,

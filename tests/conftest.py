@@ -1,4 +1,4 @@
-"""What every test shares: golden files can be rewritten, root is demanded in words, and a run ends with its account.
+"""What every test shares: markers by need, golden files that can be rewritten, root demanded in words, an account at the end.
 
 The account is the time by folder, and, when the pains were checked, which of them no test shows gone yet.
 """
@@ -9,6 +9,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import settings
 
+from tests import needs
 from tests.project.pains import PAINS_PAGE, read_pains, without_tests
 
 # Tests run under coverage and beside one another, so a slow example proves nothing.
@@ -26,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Account(), "rallypoint-account")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        needs.mark(item)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

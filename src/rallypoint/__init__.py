@@ -3,6 +3,7 @@
 # The type checker's own name for this; the module `typing` alone would be a third of the time that this import takes.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from rallypoint.api import Place, join
     from rallypoint.elastic import (
         RendezvousClosedError,
         RendezvousConnectionError,
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
         get_rendezvous_handler,
     )
-    from rallypoint.elastic.place import Place, join
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module("rallypoint.elastic.place" if name in ("Place", "join") else "rallypoint.elastic")
+    module = import_module("rallypoint.api" if name in ("Place", "join") else "rallypoint.elastic")
     globals()[name] = found = getattr(module, name)
     return found
 

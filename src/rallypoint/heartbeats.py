@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.core.model import Settings
+from rallypoint.messages.types import Settings
 
 _SHARE = 0.7
 """The share of the time-out that may pass without an answer; the rest is for delays on the way."""

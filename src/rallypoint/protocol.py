@@ -1,7 +1,7 @@
 """The wire protocol, sans-IO: frames of JSON with their length in front.
 
 A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  A server
-with a secret answers a visitor with a `Challenge` first, and welcomes it after the right `Proof` (rule 17j).  Then the core's own messages in either direction (a heartbeat is a node's announcement, said again) and questions with
+with a secret answers an administrator with a `Challenge` first, and welcomes it after the right `Proof` (rule 17j).  Then the core's own messages in either direction (a heartbeat is a node's announcement, said again) and questions with
 numbered answers.  What is not understood ends that connection with a reason, and no other.
 """
 
@@ -14,19 +14,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rallypoint.core.messages import Announced, CloseAsked, Joined, Left
-from rallypoint.core.model import Count, Name, Round, Seconds, Text, Token, Why
-from rallypoint.core.notices import (
-    Broken,
-    Fenced,
-    KeepWaiting,
-    Placed,
-    Refused,
-    RunClosed,
-    StandBy,
-    WaitingCount,
-)
 from rallypoint.errors import RendezvousStateError
+from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy, WaitingCount
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left
+from rallypoint.messages.types import Count, Name, Round, Seconds, Text, Token, Why
 from rallypoint.report import KeptOutLine, NodeLine, RunLine
 
 VERSION = 2
@@ -34,6 +25,9 @@ FRAME_LIMIT = 64 * 1024
 PAGE_SIZE = 256
 STANDALONE = "standalone"
 """A capability of servers that are not part of a job: nobody takes their place while they are away."""
+UNKNOWN_RUN = "unknown-run"
+CLOSED = "closed"
+"""Why something was not done, for programs; other reasons have no name."""
 _LENGTH = 4
 MAGIC = b"RLYP"
 """What every connection starts with, in both directions: it tells another protocol from ours at the first bytes."""
@@ -42,7 +36,7 @@ T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
-    """Who connects.  A node names its run, its identity and which of its connections this is; a visitor names none.
+    """Who connects.  A node names its run, its identity and which of its connections this is; an administrator names none.
 
     `process` is a token of the process that the node lives in: the server knows by it which nodes go when it goes.
     `incarnation`, `epoch` and `claim_id` name the server that the node heard last (rule 17i).  `proof` shows that the
@@ -71,7 +65,7 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """A visitor's answer to a challenge: it knows the secret of the claim."""
+    """An administrator's answer to a challenge: it knows the secret of the claim."""
 
     mac: Token
 
@@ -143,7 +137,7 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
-    """The server has a secret: a visitor is to show that it knows it.  The nonce is of this connection only."""
+    """The server has a secret: an administrator is to show that it knows it.  The nonce is of this connection only."""
 
     nonce: Token
 
@@ -200,11 +194,12 @@ class Runs(msgspec.Struct, frozen=True, tag="runs"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
-    """What was asked for was done, or was not; what there is to say of it."""
+    """What was asked for was done, or was not; what there is to say of it, and the name of the reason if it has one."""
 
     number: Count
     done: bool
     why: Text = ""
+    reason: Token = ""
 
 
 Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict | AskLift
@@ -247,7 +242,7 @@ def proof_of(secret: str, hello: Hello) -> str:
 
 
 def admin_mac(secret: str, nonce: str) -> str:
-    """What shows that a visitor knows the secret of the claim, on the connection with this nonce (rule 17j)."""
+    """What shows that an administrator knows the secret of the claim, on the connection with this nonce (rule 17j)."""
     return _mac(secret, ("admin", nonce))
 
 

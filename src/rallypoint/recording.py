@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint import events
-from rallypoint.core.messages import Left, Lost
-from rallypoint.core.model import Phase, Reason, Run, find_waiter
+from rallypoint.core.events import Lost
+from rallypoint.core.model import Phase, Run, find_waiter
+from rallypoint.messages.requests import Left
+from rallypoint.messages.types import Reason
 
 
 def tell(before: Run, after: Run, why: str, losses: Sequence[Lost] = (), leave: Left | None = None) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from rallypoint.core import transition
-from rallypoint.core.model import Node, Run, find_node, kept_out
+from rallypoint.core.model import Run, find_node, kept_out
 from rallypoint.errors import RendezvousError
+from rallypoint.messages.types import Node
 
 
 class NodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,13 +33,19 @@ class KeptOutLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunLine(msgspec.Struct, frozen=True):
-    """One run in a list: its phase in a word, how many nodes are here and have not finished, the sentence of rule 11."""
+    """One run in a list: its phase in a word, how many nodes are here and have not finished, the sentence of rule 11.
+
+    For programs: how it ended where it is closed, how long ago its world was sealed, how long a wait lasts at most.
+    """
 
     run_id: str
     phase: str
     round: int
     nodes: int
     situation: str
+    ending: str = ""
+    sealed_ago_s: float | None = None
+    wait_left_s: float | None = None
 
 
 class RunReport(msgspec.Struct, frozen=True):
@@ -51,7 +58,12 @@ class RunReport(msgspec.Struct, frozen=True):
 
 def line_of(run: Run, now: float) -> RunLine:
     """A run in a line."""
-    return RunLine(run.run_id, run.phase.value, run.round, run.live, transition.situation(run, now))
+    ending = run.closing.ending.value if run.closing is not None else ""
+    sealed_ago_s = now - run.current.sealed_at if run.current is not None else None
+    until = transition.wait_ends(run, now)
+    wait_left_s = max(until - now, 0.0) if until is not None else None
+    situation = transition.situation(run, now)
+    return RunLine(run.run_id, run.phase.value, run.round, run.live, situation, ending, sealed_ago_s, wait_left_s)
 
 
 def nodes_of(run: Run) -> Iterator[NodeLine]:

@@ -18,7 +18,7 @@ WIDTH = 32
 SPARSE = WIDTH // 4
 
 
-class _Node:
+class _TreeNode:
     """A leaf (keys and their values) or a branch (the lowest key of each child, and the children)."""
 
     __slots__ = ("items", "keys", "leaf")
@@ -28,51 +28,51 @@ class _Node:
         self.keys = keys
         self.items = items
 
-    def split(self) -> list[_Node]:
+    def split(self) -> list[_TreeNode]:
         if len(self.keys) <= WIDTH:
             return [self]
         half = len(self.keys) // 2
         return [
-            _Node(self.leaf, self.keys[:half], self.items[:half]),
-            _Node(self.leaf, self.keys[half:], self.items[half:]),
+            _TreeNode(self.leaf, self.keys[:half], self.items[:half]),
+            _TreeNode(self.leaf, self.keys[half:], self.items[half:]),
         ]
 
-    def splice(self, start: int, stop: int, parts: list[_Node]) -> _Node:
+    def splice(self, start: int, stop: int, parts: list[_TreeNode]) -> _TreeNode:
         """This branch with the children from start to stop replaced by others."""
-        return _Node(
+        return _TreeNode(
             False,
             self.keys[:start] + tuple(part.keys[0] for part in parts) + self.keys[stop:],
             self.items[:start] + tuple(parts) + self.items[stop:],
         )
 
 
-_EMPTY = _Node(True, (), ())
+_EMPTY = _TreeNode(True, (), ())
 
 
-class Table(Generic[K, V]):
+class SortedMap(Generic[K, V]):
     """A sorted mapping that never changes; `set`, `without` and `build` make new ones."""
 
     __slots__ = ("_root", "_size")
 
-    def __init__(self, _root: _Node = _EMPTY, _size: int = 0) -> None:
+    def __init__(self, _root: _TreeNode = _EMPTY, _size: int = 0) -> None:
         self._root = _root
         self._size = _size
 
     @staticmethod
-    def build(pairs: Iterable[tuple[K, V]]) -> Table[K, V]:
+    def build(pairs: Iterable[tuple[K, V]]) -> SortedMap[K, V]:
         """Make a table of many pairs at once; of two with one key, the later one stands."""
         rows = sorted(dict(pairs).items())
         size = len(rows)
         nodes = [
-            _Node(True, tuple(k for k, _ in rows[i : i + WIDTH]), tuple(v for _, v in rows[i : i + WIDTH]))
+            _TreeNode(True, tuple(k for k, _ in rows[i : i + WIDTH]), tuple(v for _, v in rows[i : i + WIDTH]))
             for i in range(0, size, WIDTH)
         ]
         while len(nodes) > 1:
             nodes = [
-                _Node(False, tuple(n.keys[0] for n in nodes[i : i + WIDTH]), tuple(nodes[i : i + WIDTH]))
+                _TreeNode(False, tuple(n.keys[0] for n in nodes[i : i + WIDTH]), tuple(nodes[i : i + WIDTH]))
                 for i in range(0, len(nodes), WIDTH)
             ]
-        return Table(nodes[0] if nodes else _EMPTY, size)
+        return SortedMap(nodes[0] if nodes else _EMPTY, size)
 
     def __len__(self) -> int:
         return self._size
@@ -84,7 +84,7 @@ class Table(Generic[K, V]):
         return self._find(key) is not None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and len(self) == len(other) and list(self.items()) == list(other.items())
+        return isinstance(other, SortedMap) and len(self) == len(other) and list(self.items()) == list(other.items())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -120,20 +120,20 @@ class Table(Generic[K, V]):
             raise KeyError(key)
         return found[0]
 
-    def set(self, key: K, value: V) -> Table[K, V]:
+    def set(self, key: K, value: V) -> SortedMap[K, V]:
         """This table with the key set to the value."""
         parts, grew = _put(self._root, key, value)
-        root = parts[0] if len(parts) == 1 else _Node(False, tuple(part.keys[0] for part in parts), tuple(parts))
-        return Table(root, self._size + grew)
+        root = parts[0] if len(parts) == 1 else _TreeNode(False, tuple(part.keys[0] for part in parts), tuple(parts))
+        return SortedMap(root, self._size + grew)
 
-    def without(self, key: K) -> Table[K, V]:
+    def without(self, key: K) -> SortedMap[K, V]:
         """This table without the key; itself where the key is not there."""
         if self._find(key) is None:
             return self
         root = _remove(self._root, key)
         while not root.leaf and len(root.items) == 1:
             root = root.items[0]
-        return Table(root, self._size - 1)
+        return SortedMap(root, self._size - 1)
 
     def _find(self, key: K) -> tuple[V] | None:
         node = self._root
@@ -145,23 +145,23 @@ class Table(Generic[K, V]):
         return None
 
 
-def _put(node: _Node, key: Any, value: Any) -> tuple[list[_Node], bool]:
+def _put(node: _TreeNode, key: Any, value: Any) -> tuple[list[_TreeNode], bool]:
     if node.leaf:
         i = bisect_left(node.keys, key)
         known = i < len(node.keys) and node.keys[i] == key
         keys = node.keys if known else (*node.keys[:i], key, *node.keys[i:])
-        return _Node(True, keys, (*node.items[:i], value, *node.items[i + known :])).split(), not known
+        return _TreeNode(True, keys, (*node.items[:i], value, *node.items[i + known :])).split(), not known
     i = max(bisect_right(node.keys, key) - 1, 0)
     parts, grew = _put(node.items[i], key, value)
     if len(parts) == 1 and parts[0].keys[0] == node.keys[i]:
-        return [_Node(False, node.keys, (*node.items[:i], parts[0], *node.items[i + 1 :]))], grew
+        return [_TreeNode(False, node.keys, (*node.items[:i], parts[0], *node.items[i + 1 :]))], grew
     return node.splice(i, i + 1, parts).split(), grew
 
 
-def _remove(node: _Node, key: Any) -> _Node:
+def _remove(node: _TreeNode, key: Any) -> _TreeNode:
     if node.leaf:
         i = bisect_left(node.keys, key)
-        return _Node(True, node.keys[:i] + node.keys[i + 1 :], node.items[:i] + node.items[i + 1 :])
+        return _TreeNode(True, node.keys[:i] + node.keys[i + 1 :], node.items[:i] + node.items[i + 1 :])
     i = max(bisect_right(node.keys, key) - 1, 0)
     child = _remove(node.items[i], key)
     if len(child.keys) >= SPARSE or len(node.items) == 1:
@@ -169,5 +169,5 @@ def _remove(node: _Node, key: Any) -> _Node:
     # A sparse child is joined with a neighbour, so that the depth follows the number of items left.
     left = max(i - 1, 0)
     pair = [child, node.items[1]] if i == 0 else [node.items[left], child]
-    joined = _Node(child.leaf, pair[0].keys + pair[1].keys, pair[0].items + pair[1].items)
+    joined = _TreeNode(child.leaf, pair[0].keys + pair[1].keys, pair[0].items + pair[1].items)
     return node.splice(left, left + 2, joined.split())

@@ -10,11 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
+
+from rallypoint.cli.exit_codes import ExitCode
 
 LIMIT_S = 30.0
 """How long anything is waited for; all of it takes a fraction of a second on a machine that is not busy."""
+REFUSALS = (ExitCode.USAGE, ExitCode.UNREACHABLE, ExitCode.UNKNOWN_RUN, ExitCode.REFUSED, ExitCode.CLOSED)
 _CONTROLS = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
 """What moves a cursor and gives colours, as rich does on a terminal."""
 
@@ -22,9 +27,9 @@ _CONTROLS = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
 class Process:
     """A running process, with its standard output and its errors line by line; on a terminal, if wanted."""
 
-    def __init__(self, *command: str, terminal: bool = False) -> None:
+    def __init__(self, *command: str, terminal: bool = False, **environment: str) -> None:
         ours, theirs = pty.openpty() if terminal else os.pipe()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "50"} if terminal else None
+        screen = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"} if terminal else {}
         self.popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -32,7 +37,7 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env=environment,
+            env={**os.environ, **screen, **environment},
         )
         os.close(theirs)
         self.said: list[str] = []
@@ -98,30 +103,32 @@ class Started:
             process.end()
 
 
-def start_cli(*arguments: str, terminal: bool = False) -> Process:
-    return Process(sys.executable, "-m", "rallypoint.cli", *arguments, terminal=terminal)
+def start_cli(*arguments: str, terminal: bool = False, **environment: str) -> Process:
+    return Process(sys.executable, "-m", "rallypoint", *arguments, terminal=terminal, **environment)
 
 
 def start_node(*arguments: str) -> Process:
     return Process(sys.executable, "-m", "rallypoint.cli.demo_node", *arguments)
 
 
-def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "rallypoint.cli", *arguments],
+        [sys.executable, "-m", "rallypoint", *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
     )
 
 
-def refused(*arguments: str) -> str:
-    """The one sentence with which a command refuses, after its name; the exit code is 2, and nothing else is printed."""
+def refused(*arguments: str, code: ExitCode | None = None) -> str:
+    """The one sentence with which a command refuses, after its name; nothing else is printed, and the code is as given."""
     done = cli(*arguments)
-    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.returncode in REFUSALS if code is None else done.returncode == code, done
+    assert done.stdout == "", done
     assert done.stderr.startswith(f"rallypoint {arguments[0]}: "), done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr.removeprefix(f"rallypoint {arguments[0]}: ").rstrip("\n")
@@ -142,3 +149,22 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    """A web server that has nothing; where it listens."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class _Silent(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *arguments: object) -> None:
+        pass

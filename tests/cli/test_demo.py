@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.demo_stage import Interruption, Stage
+from rallypoint.cli.demo_processes import Interruption, ProcessGroup
 from tests.cli.processes import Started, start_cli
 
 MEASURED = [
@@ -60,12 +60,12 @@ def test_interrupted_it_leaves_nothing_behind(started: Started, folder: Path, nu
 def test_a_signal_is_obeyed_only_where_nothing_is_half_done(tmp_path: Path) -> None:
     """`Popen` takes a lock now and then; an exception in that moment would keep it locked for ever."""
     interruption = Interruption()
-    with Stage(tmp_path, lambda: None, interruption) as stage:
-        actor = stage.start("one", "timeit", "-n1", "-r1", "input()")
+    with ProcessGroup(tmp_path, lambda: None, interruption) as group:
+        child = group.start("one", "timeit", "-n1", "-r1", "input()")
         interruption.ask(signal.SIGTERM, None)
-        actor.kill()
+        child.kill()
         with pytest.raises(SystemExit, match="143"):
-            stage.wait(lambda: False, "the end of all days")
+            group.wait(lambda: False, "the end of all days")
     with pytest.raises(SystemExit, match="130"):
         interruption.ask(signal.SIGINT, None)
 

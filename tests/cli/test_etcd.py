@@ -58,7 +58,7 @@ def test_status_and_runs(node: Process, endpoint: str, prefix: str) -> None:
     header, row = answer("runs", *at).splitlines()
     assert re.fullmatch(r"llama +sealed +1 +1 +round 1 runs with 1 node", row)
     (told,) = answer_json("status", *at)
-    assert (told["run_id"], told["live"], told["bounds"]) == ("llama", 1, "1")
+    assert (told["run_id"], told["live"], told["min_nodes"], told["max_nodes"]) == ("llama", 1, 1, 1)
     told = refused("evict", "llama", "node7", *at)
     assert re.fullmatch(r"there is no node 'node7' in run 'llama' \(it has node1\) at 127\.0\.0\.1:[0-9]+", told)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.client.admin import NotDoneError
-from rallypoint.core.model import Ending
-from rallypoint.core.record import Outcome, Record, encode
-from rallypoint.elastic.etcd_v3_records import EtcdRecords
+from rallypoint.backends.etcd_v3_records import EtcdRecords
+from rallypoint.client.admin_client import NotDoneError
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
+from rallypoint.messages.types import Ending
+from rallypoint.record import Record, RecordedEnding, encode
 from tests.cli.processes import answer, answer_json, refused
 from tests.etcd.servers import shared
 from tests.location.elected_service import a_claim, a_record, nobody, serving, waiting_node
@@ -94,7 +94,7 @@ def test_the_commands_ask_the_server_that_the_record_names(etcd: Etcd) -> None:
 def test_where_nobody_answers_the_record_is_shown(etcd: Etcd) -> None:
     with nobody() as port:
         etcd.put(a_record("llama", a_claim(port)))
-        etcd.put(a_record("mistral", closing=Outcome(Ending.SUCCEEDED, "all members have finished")))
+        etcd.put(a_record("mistral", closing=RecordedEnding(Ending.SUCCEEDED, "all members have finished")))
         etcd.client.put(RecordKeys(etcd.prefix, "other").record, b"something else")
         llama, mistral, other = answer_json("status", *etcd.at)
         table = answer("runs", *etcd.at).splitlines()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.core.model import Ending
-from rallypoint.core.record import Outcome, Record, encode
-from rallypoint.elastic.etcd_v2_client import make_client
+from rallypoint.backends.etcd_v2_client import make_client
+from rallypoint.messages.types import Ending
+from rallypoint.record import Record, RecordedEnding, encode
 from rallypoint.stores import FileStore, TcpStore
-from rallypoint.stores.base import Term
-from rallypoint.stores.etcd_v2.keys import Keys, Node
+from rallypoint.stores.etcd_v2.keys import EtcdNode, Keys
+from rallypoint.waiting import Deadline
 from tests.cli.processes import answer, answer_json, refused
 from tests.etcd.servers import HOST, shared
 from tests.location.elected_service import a_claim, a_record, nobody, serving, waiting_node
@@ -82,7 +82,7 @@ def _file_torch(folder: Path) -> Iterator[Medium]:
 @contextmanager
 def _etcd_v2(folder: Path) -> Iterator[Medium]:
     client = make_client([(HOST, shared().members[0].port)])
-    keys, term = Keys.of(client), Term.of(timedelta(seconds=30))
+    keys, term = Keys.of(client), Deadline.after(30)
     yield Medium(
         f"etcd-v2://{shared().endpoint}",
         lambda run, text: keys.write(f"/torch/elastic/rendezvous/{run}", text, term),
@@ -90,7 +90,7 @@ def _etcd_v2(folder: Path) -> Iterator[Medium]:
     )
 
 
-def _changes(node: Node | None) -> set[tuple[str, int]]:
+def _changes(node: EtcdNode | None) -> set[tuple[str, int]]:
     """Every key with the index of its last change; etcd lists them in any order."""
     if node is None:
         return set()
@@ -112,7 +112,7 @@ def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
 def test_where_nobody_answers_the_record_is_shown_and_nothing_is_written(medium: Medium) -> None:
     with nobody() as port:
         medium.put_record(a_record(f"{medium.team}llama", a_claim(port)))
-        ended = Outcome(Ending.SUCCEEDED, "all members have finished")
+        ended = RecordedEnding(Ending.SUCCEEDED, "all members have finished")
         medium.put_record(a_record(f"{medium.team}mistral", closing=ended))
         before = medium.count()
         found = medium.situations()

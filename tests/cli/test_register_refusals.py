@@ -1,4 +1,4 @@
-"""Endpoints at which there is nothing, or something else: each gets one sentence that says what to do, and exit code 2."""
+"""Endpoints at which there is nothing, or something else: each gets one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from rallypoint.core.record import encode
+from rallypoint.cli.exit_codes import ExitCode
+from rallypoint.record import encode
 from rallypoint.stores import StoreServer, TcpStore, listen
 from rallypoint.stores.tcp.wire import Query
-from tests.cli.processes import answer, cli, free_port, refused
+from tests.cli.processes import answer, cli, free_port, http_server, refused
 from tests.etcd.servers import shared
 from tests.location.elected_service import serving
 
@@ -58,32 +58,14 @@ def test_no_etcd_is_there() -> None:
 # Something else is there ----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _http_server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-class _Silent(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 def test_an_http_server_is_no_c10d_store() -> None:
-    with _http_server() as place:
+    with http_server() as place:
         said = refused("runs", "--endpoint", f"c10d://{place}")
     assert said == f"no c10d store answers at {place}; an HTTP server is there: use another port"
 
 
 def test_a_web_server_is_no_etcd() -> None:
-    with _http_server() as place:
+    with http_server() as place:
         said = refused("runs", "--endpoint", f"etcd-v2://{place}")
     assert said.startswith(f"etcd at etcd-v2://{place} cannot be used: ")
 
@@ -223,7 +205,7 @@ def test_without_python_etcd() -> None:
         "sys.exit(main(['runs', '--endpoint', 'etcd-v2://127.0.0.1:1']))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30)
-    assert done.returncode == 2
+    assert done.returncode == ExitCode.USAGE
     assert done.stderr.startswith(
         "rallypoint runs: etcd's API v2 needs the package python-etcd, which cannot be imported"
     )

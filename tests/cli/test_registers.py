@@ -25,7 +25,7 @@ with rallypoint.join(sys.argv[1], run=sys.argv[2], node_name="node1", last_call_
 HANDLER = """
 import sys
 from rallypoint.elastic import RendezvousParameters, get_rendezvous_handler
-from rallypoint.elastic.place import Change
+from rallypoint.api import Change
 endpoint, run, kind = sys.argv[1:]
 handler = get_rendezvous_handler(RendezvousParameters(
     "c10d", endpoint, run, 1, 1, "127.0.0.1", store_type=kind, node_name="node1"))

@@ -4,10 +4,13 @@ import json
 import re
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from rallypoint.cli.arguments import DEFAULT_PORT
+from rallypoint.cli.exit_codes import ExitCode
 from tests.cli.processes import Started, answer, answer_json, refused, start_cli, start_node
 
 
@@ -24,6 +27,14 @@ def test_it_listens_where_it_is_told_and_ends_cleanly(started: Started, number: 
     assert not [line for line in server.said if "Traceback" in line]
 
 
+def test_without_an_address_it_serves_this_machine_on_the_default_port() -> None:
+    """Whether the port is free or not, it is taken while this test holds it or another process does."""
+    with suppress(OSError), socket.create_server(("127.0.0.1", DEFAULT_PORT)):
+        assert refused("serve", code=ExitCode.REFUSED).startswith(f"127.0.0.1:{DEFAULT_PORT} is taken by another")
+        return
+    assert refused("serve", code=ExitCode.REFUSED).startswith(f"127.0.0.1:{DEFAULT_PORT} is taken by another")
+
+
 def test_it_binds_ipv6_and_names(started: Started) -> None:
     for bind, listening in (("[::1]:0", r"\[::1\]:\d+"), ("localhost:0", r"(127\.0\.0\.1|\[::1\]):\d+")):
         started.add(start_cli("serve", "--bind", bind)).expect(f"listening on {listening}$")
@@ -37,7 +48,7 @@ def test_it_does_not_listen_on_another_loopback_address(endpoint: str) -> None:
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"])
 def test_beyond_loopback_it_wants_to_be_told_that_this_is_insecure(bind: str) -> None:
-    sentence = refused("serve", "--bind", bind)
+    sentence = refused("serve", "--bind", bind, code=ExitCode.USAGE)
     assert "is not a loopback address, so other machines may reach it" in sentence
     assert "add --insecure where the network is trusted" in sentence
 
@@ -53,7 +64,7 @@ def test_told_so_it_binds_beyond_loopback_and_warns_once(started: Started) -> No
 
 
 def test_a_port_that_is_taken(endpoint: str) -> None:
-    assert refused("serve", "--bind", endpoint) == (
+    assert refused("serve", "--bind", endpoint, code=ExitCode.REFUSED) == (
         f"{endpoint} is taken by another process: end that one, or bind another port "
         f"(--bind 127.0.0.1:0 takes a free one)"
     )

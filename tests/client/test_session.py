@@ -10,9 +10,9 @@ import pytest
 from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.core.messages import Left
-from rallypoint.core.model import Bounds, Node, Reason
-from rallypoint.core.notices import Fenced
+from rallypoint.messages.notices import Fenced
+from rallypoint.messages.requests import Left
+from rallypoint.messages.types import Bounds, Node, Reason
 from rallypoint.server.coordinator import Coordinator
 
 

@@ -8,19 +8,19 @@ import pytest
 
 from rallypoint.client import view as views
 from rallypoint.client.view import State, View
-from rallypoint.core.messages import Seat, Standing
-from rallypoint.core.model import Bounds, Ending, Reason
-from rallypoint.core.notices import (
+from rallypoint.messages.notices import (
     Broken,
     Fenced,
     KeepWaiting,
+    NodeNotice,
     Placed,
     Refused,
     RunClosed,
-    Said,
     StandBy,
     WaitingCount,
 )
+from rallypoint.messages.requests import Seat, Standing
+from rallypoint.messages.types import Bounds, Ending, Reason
 from tests.core.stage import member
 
 FIRST = Placed("inc", 1, "s1", 0, 2, "host:1")
@@ -28,7 +28,7 @@ SECOND = Placed("inc", 2, "s2", 1, 3, "host:2", remark="rank 0 was wanted, but b
 CLOSED = RunClosed("inc", Ending.SUCCEEDED, "all members have finished")
 
 
-def view(*heard: Said, **fields: Any) -> View:
+def view(*heard: NodeNotice, **fields: Any) -> View:
     """A node that joined at 0 with a deadline of 60 s and has heard this since."""
     asking, _ = views.join(View(node=member("a"), bounds=Bounds(2, 3), **fields), 0.0, 60.0)
     for said in heard:

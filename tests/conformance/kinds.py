@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rallypoint.elastic.etcd_v2_client import make_client, parse_endpoints
+from rallypoint.backends.etcd_v2_client import make_client
+from rallypoint.net import parse_endpoints
 from tests.etcd.actor import EtcdActor
 from tests.etcd.servers import wait_until
 from tests.faults.harness import Actor, Server, free_port
@@ -86,7 +87,7 @@ class EtcdMedium(Medium):
     def __init__(self, server: EtcdActor) -> None:
         super().__init__(server.endpoint, server)
         self._server = server
-        self._client = make_client(parse_endpoints(server.endpoint), read_timeout_s=30)
+        self._client = make_client(parse_endpoints(server.endpoint, 2379), read_timeout_s=30)
 
     def until_joined(self, run: str, count: int) -> None:
         import etcd

@@ -176,7 +176,7 @@ def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
 
 def shorten_keep_alives(ttl_s: int) -> None:
     """Let the keys of the older etcd protocol live for so long; those that need more have somebody who prolongs them."""
-    from rallypoint.elastic import etcd_protocol as protocol
+    from rallypoint.elastic.legacy_etcd import protocol
 
     protocol.JOINABLE_TTL_S = protocol.FROZEN_TTL_S = protocol.KEEP_ALIVE_TTL_S = ttl_s
 

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from hypothesis import strategies as st
 
+from rallypoint import record
 from rallypoint.client import view as views
 from rallypoint.client.view import State, View
-from rallypoint.core import record, recovery, transition
+from rallypoint.core import recovery, transition
 from rallypoint.core.changes import Step
-from rallypoint.core.messages import CloseAsked, Event, Lost, Message, TimePassed
-from rallypoint.core.model import Bounds, Ending, Node, OnGiveUp, Reason, Role, Run, Settings
+from rallypoint.core.events import Event, Lost, TimePassed
+from rallypoint.core.model import Run
 from rallypoint.core.notices import spell_out
+from rallypoint.messages.requests import CloseAsked, NodeMessage
+from rallypoint.messages.types import Bounds, Ending, Node, OnGiveUp, Reason, Role, Settings
 
 NODES = 5
 VERBS = (
@@ -77,7 +80,7 @@ class History:
         self.takeovers = 0
         self.record: bytes | None = None
         self.views: dict[int, View] = {}
-        self.last_words: dict[int, Message] = {}
+        self.last_words: dict[int, NodeMessage] = {}
         self.moments: list[Moment] = []
 
     def obey(self, order: Order) -> None:
@@ -137,7 +140,7 @@ class History:
         else:
             self.run = record.restored(record.decode(self.record), self.now, self.settings.hold_s)
 
-    def _say(self, who: int, said: Message, deaf: bool) -> None:
+    def _say(self, who: int, said: NodeMessage, deaf: bool) -> None:
         self.last_words[who] = said
         self._take(said, deaf)
 

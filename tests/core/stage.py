@@ -10,20 +10,13 @@ from typing import Any, TypeVar
 
 from rallypoint.core import transition
 from rallypoint.core.changes import Step
-from rallypoint.core.messages import (
-    Announced,
-    CloseAsked,
-    Event,
-    Joined,
-    Left,
-    Lost,
-    Seat,
-    Standing,
-    TimePassed,
-)
-from rallypoint.core.model import Bounds, Node, Phase, Reason, Run, Settings, World
-from rallypoint.core.notices import Said, spell_out
-from rallypoint.core.ranking import POLICIES, RankPolicy
+from rallypoint.core.events import Event, Lost, TimePassed
+from rallypoint.core.model import Phase, Run, World
+from rallypoint.core.notices import spell_out
+from rallypoint.messages.notices import NodeNotice
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Seat, Standing
+from rallypoint.messages.types import Bounds, Node, Reason, Settings
+from rallypoint.ranking import POLICIES, RankPolicy
 from simulation.check import complaints
 
 S = TypeVar("S")
@@ -143,12 +136,12 @@ class Stage:
         assert world is not None, "nothing was sealed yet"
         return Seat(world.round, world.seal_id, world.size, self.run.ranks[node_id])
 
-    def heard(self, node_id: str) -> list[Said]:
+    def heard(self, node_id: str) -> list[NodeNotice]:
         """What a node was told in the last step."""
         return [what for to, what in self.sends if to == node_id]
 
     @property
-    def sends(self) -> list[tuple[str, Said]]:
+    def sends(self) -> list[tuple[str, NodeNotice]]:
         """What everybody was told in the last step."""
         return [sent for notice in self.step.notices for sent in spell_out(notice)]
 

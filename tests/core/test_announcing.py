@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.messages import Announced, CloseAsked, Left, Lost, Seat, Standing, TimePassed
-from rallypoint.core.model import Ending, Phase, Reason, Role
-from rallypoint.core.notices import Broken, Fenced, KeepWaiting, RunClosed, StandBy
+from rallypoint.core.events import Lost, TimePassed
+from rallypoint.core.model import Phase
+from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, RunClosed, StandBy
+from rallypoint.messages.requests import Announced, CloseAsked, Left, Seat, Standing
+from rallypoint.messages.types import Ending, Reason, Role
 from tests.core.stage import Stage, member, sealed
 
 

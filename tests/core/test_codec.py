@@ -15,21 +15,14 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from rallypoint import protocol
-from rallypoint.core import record
-from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Lost, Message, Standing
-from rallypoint.core.model import (
-    Bounds,
-    EndedIncarnation,
-    Ending,
-    Phase,
-    Reason,
-    RecordedWorld,
-    Settings,
-    rank_bitmap,
-)
-from rallypoint.core.notices import Notice, Placed, Said, spell_out
+from rallypoint import protocol, record
+from rallypoint.core.events import Lost
+from rallypoint.core.model import EndedIncarnation, Phase, RecordedWorld, rank_bitmap
+from rallypoint.core.notices import Notice, spell_out
 from rallypoint.errors import RendezvousStateError
+from rallypoint.messages.notices import NodeNotice, Placed
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
+from rallypoint.messages.types import Bounds, Ending, Reason, Settings
 from tests.core.histories import History, histories
 from tests.core.stage import member
 
@@ -45,7 +38,7 @@ RECORD = record.Record(
     settings=Settings(last_call_s=3.0),
     claim=record.Claim("c1", ("10.0.0.1", "fd00::1"), 29400, 5.0, "secret", (0, 4), 17),
     world=RecordedWorld(5, "s5", 12, rank_bitmap((1, 9, 11)), 2, True, rank_bitmap((0, 10))),
-    closing=record.Outcome(Ending.FAILED, "enough"),
+    closing=record.RecordedEnding(Ending.FAILED, "enough"),
     last=EndedIncarnation("before", Ending.SUCCEEDED, "all members have finished"),
     met=6,
 )
@@ -86,7 +79,7 @@ def bear(data: bytes) -> None:
 # Round trips ----------------------------------------------------------------------------------------------------------
 
 
-def told(notices: tuple[Notice, ...]) -> list[tuple[str, Said]]:
+def told(notices: tuple[Notice, ...]) -> list[tuple[str, NodeNotice]]:
     return [sent for notice in notices for sent in spell_out(notice)]
 
 
@@ -94,7 +87,7 @@ def told(notices: tuple[Notice, ...]) -> list[tuple[str, Said]]:
 @given(histories())
 def test_messages_and_notices_arrive_as_they_were_sent(history: History) -> None:
     for moment in history.moments:
-        if isinstance(moment.event, Message):
+        if isinstance(moment.event, NodeMessage):
             assert decode_message(msgspec.json.encode(moment.event)) == moment.event
         for _, said in told(moment.step.notices):
             assert decode_notice(msgspec.json.encode(said)) == said

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.messages import Seat, Standing
-from rallypoint.core.model import Ending, Phase, Reason, Role, Settings
-from rallypoint.core.notices import Fenced, Refused, RunClosed, spell_out
+from rallypoint.core.model import Phase
+from rallypoint.core.notices import spell_out
+from rallypoint.messages.notices import Fenced, Refused, RunClosed
+from rallypoint.messages.requests import Seat, Standing
+from rallypoint.messages.types import Ending, Reason, Role, Settings
 from tests.core.stage import Stage
 from tests.core.test_recovery import HOLD_S, claim, restarted
 

@@ -16,26 +16,17 @@ from types import FrameType
 import msgspec
 import pytest
 
-from rallypoint.core import record, recovery, transition
+from rallypoint import record
+from rallypoint.core import recovery, transition
 from rallypoint.core.changes import change
-from rallypoint.core.messages import Announced, CloseAsked, Event, Joined, Left, Lost, Seat, Standing, TimePassed
-from rallypoint.core.model import (
-    Bounds,
-    HeardRank,
-    Node,
-    Phase,
-    Predecessor,
-    Reason,
-    RecordedWorld,
-    Run,
-    Settings,
-    Waiter,
-    rank_bitmap,
-)
+from rallypoint.core.events import Event, Lost, TimePassed
+from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, Run, WaitingNode, rank_bitmap
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Seat, Standing
+from rallypoint.messages.types import Bounds, Node, Reason, Settings
 from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
 from rallypoint.server.run_state import RunState
-from rallypoint.sorted_map import Table
+from rallypoint.sorted_map import SortedMap
 from simulation.check import complaints
 
 FEW, MANY = 100, 10_000
@@ -53,8 +44,8 @@ def sound(run: Run) -> Run:
     return run
 
 
-def queue(start: int, stop: int) -> Table[str, Waiter]:
-    return Table.build((node(i).id, Waiter(node(i), i)) for i in range(start, stop))
+def queue(start: int, stop: int) -> SortedMap[str, WaitingNode]:
+    return SortedMap.build((node(i).id, WaitingNode(node(i), i)) for i in range(start, stop))
 
 
 @cache
@@ -88,8 +79,8 @@ def regrouping(count: int) -> Run:
     return sound(
         change(
             run,
-            active=Table.build((key, rank) for key, rank in run.active.items() if int(key[3:]) not in back),
-            returned=Table.build((node(i).id, Waiter(node(i), i)) for i in back),
+            active=SortedMap.build((key, rank) for key, rank in run.active.items() if int(key[3:]) not in back),
+            returned=SortedMap.build((node(i).id, WaitingNode(node(i), i)) for i in back),
         )
     )
 
@@ -99,8 +90,8 @@ def recovering(count: int) -> Run:
     """Half of a world of so many has spoken to a server that has just started."""
     first = transition.step(recovery.blank("run", NOW, NOW, 7.0), claim(count, 0), NOW, "mint").run
     spoken = range(0, count, 2)
-    heard = Table.build((i, HeardRank(node(i), "old", 3, "s3", count, holds=True)) for i in spoken)
-    return sound(change(first, heard=heard, ranks=Table.build((node(i).id, i) for i in spoken)))
+    heard = SortedMap.build((i, HeardRank(node(i), "old", 3, "s3", count, holds=True)) for i in spoken)
+    return sound(change(first, heard=heard, ranks=SortedMap.build((node(i).id, i) for i in spoken)))
 
 
 @cache
@@ -121,8 +112,8 @@ def taking_over(count: int) -> Run:
     run = record.restored(written, NOW, 7.0, Predecessor("s3", (1, 5), NOW))
     spoken = range(0, count, 2)
     heard = {i: HeardRank(node(i), "old", 3, "s3", count, holds=True) for i in spoken}
-    known = Table.build([*run.heard.items(), *heard.items()])
-    return sound(change(run, heard=known, ranks=Table.build((node(i).id, i) for i in spoken)))
+    known = SortedMap.build([*run.heard.items(), *heard.items()])
+    return sound(change(run, heard=known, ranks=SortedMap.build((node(i).id, i) for i in spoken)))
 
 
 @cache

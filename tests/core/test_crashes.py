@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rallypoint.core import transition
-from rallypoint.core.model import Role
-from rallypoint.core.notices import KeepWaiting
+from rallypoint.messages.notices import KeepWaiting
+from rallypoint.messages.types import Role
 from tests.core.stage import Stage, sealed
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from rallypoint import wording
 from rallypoint.core import evictions, explain, transition
-from rallypoint.core.messages import Evicted, EvictionLifted, Standing
-from rallypoint.core.model import Ending, Node, Phase, Reason, Role, Run, find_node, kept_out
-from rallypoint.core.notices import Fenced, KeepWaiting, Placed, RunClosed, spell_out
+from rallypoint.core.events import Evicted, EvictionLifted
+from rallypoint.core.model import Phase, Run, find_node, kept_out
+from rallypoint.core.notices import spell_out
+from rallypoint.messages.notices import Fenced, KeepWaiting, Placed, RunClosed
+from rallypoint.messages.requests import Standing
+from rallypoint.messages.types import Ending, Node, Reason, Role
 from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
 from rallypoint.server.run_state import RunState
@@ -64,7 +68,7 @@ def test_what_it_waits_for_is_the_same_while_its_time_runs(later_s: float) -> No
     (eviction,) = kept_out(stage.run, stage.now)
     now, later = (explain.kept_out(eviction, stage.now + passed_s) for passed_s in (0, later_s))
     assert now != later
-    assert explain.gist(now) == explain.gist(later)
+    assert wording.gist(now) == wording.gist(later)
 
 
 def test_of_a_wait_one_line_is_logged() -> None:
@@ -265,7 +269,7 @@ def test_whoever_is_evicted_is_not_listened_for() -> None:
     ],
 )
 def test_a_duration_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
-    assert explain.duration(seconds) == words
+    assert wording.duration(seconds) == words
 
 
 def test_one_that_takes_no_part_any_more_is_not_kept_waiting() -> None:

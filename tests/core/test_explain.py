@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core import explain
-from rallypoint.core.model import Bounds, Role
-from rallypoint.core.notices import KeepWaiting, StandBy
+from rallypoint import wording
+from rallypoint.messages.notices import KeepWaiting, StandBy
+from rallypoint.messages.types import Bounds, Role
 from tests.core.stage import Stage, sealed
 
 
 def test_many_names_are_cut_short_and_counted() -> None:
-    assert explain.names(iter("abcdefgh"), 8) == "a, b, c, d, e, f and 2 more"
-    assert explain.names(iter("abcdef"), 6) == "a, b, c, d, e, f"
-    assert explain.names(iter(()), 0) == "nobody"
+    assert wording.names(iter("abcdefgh"), 8) == "a, b, c, d, e, f and 2 more"
+    assert wording.names(iter("abcdef"), 6) == "a, b, c, d, e, f"
+    assert wording.names(iter(()), 0) == "nobody"
 
 
 def test_no_time_left_is_not_less_than_none() -> None:
-    assert explain.seconds(-3.0) == "0.0 s"
-    assert explain.seconds(1.25) == "1.2 s"
+    assert wording.seconds(-3.0) == "0.0 s"
+    assert wording.seconds(1.25) == "1.2 s"
 
 
 @pytest.mark.parametrize(
     ("bounds", "size"), [(Bounds(1, 1), "1 node"), (Bounds(4, 4), "4 nodes"), (Bounds(1, 4), "1:4 nodes")]
 )
 def test_a_size_is_said_as_people_say_it(bounds: Bounds, size: str) -> None:
-    assert explain.size(bounds) == size
+    assert wording.size(bounds) == size
 
 
 def test_a_first_round_says_who_is_here_and_how_many_are_missing() -> None:
@@ -77,5 +77,5 @@ def test_a_newcomer_is_told_when_it_will_be_let_in() -> None:
 
 
 def test_the_gist_of_a_sentence_does_not_change_with_the_clock() -> None:
-    assert explain.gist("the last call ends in 4.0 s") == explain.gist("the last call ends in 12 s")
-    assert explain.gist("1 of 2 nodes are here; 3.5 s") != explain.gist("2 of 2 nodes are here; 3.5 s")
+    assert wording.gist("the last call ends in 4.0 s") == wording.gist("the last call ends in 12 s")
+    assert wording.gist("1 of 2 nodes are here; 3.5 s") != wording.gist("2 of 2 nodes are here; 3.5 s")

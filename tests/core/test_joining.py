@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.core import transition
-from rallypoint.core.messages import Lost, Seat
-from rallypoint.core.model import Bounds, Phase, Reason, Role, Run
-from rallypoint.core.notices import Broken, KeepWaiting, Placed, Refused
+from rallypoint.core.events import Lost
+from rallypoint.core.model import Phase, Run
+from rallypoint.messages.notices import Broken, KeepWaiting, Placed, Refused
+from rallypoint.messages.requests import Seat
+from rallypoint.messages.types import Bounds, Reason, Role
 from tests.core.stage import Stage, sealed
 
 # Bounds, addresses, founding (rules 1 and 2) --------------------------------------------------------------------------

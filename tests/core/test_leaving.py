@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.messages import Left, Standing
-from rallypoint.core.model import EndedIncarnation, Ending, OnGiveUp, Phase, Reason, Role, Run
-from rallypoint.core.notices import Broken, Refused, RunClosed
+from rallypoint.core.model import EndedIncarnation, Phase, Run
+from rallypoint.messages.notices import Broken, Refused, RunClosed
+from rallypoint.messages.requests import Left, Standing
+from rallypoint.messages.types import Ending, OnGiveUp, Reason, Role
 from tests.core.stage import Stage, sealed
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.core.model import Node
-from rallypoint.core.notices import Placed
-from rallypoint.core.ranking import POLICIES, Candidate, Ranking, arrival, natural, rank, sticky
 from rallypoint.errors import RendezvousError
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Node
+from rallypoint.ranking import POLICIES, Candidate, Ranking, arrival, natural, rank, sticky
 from tests.core.stage import Stage, member, sealed
 
 

@@ -16,24 +16,22 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from rallypoint.core import codec, record, recovery
-from rallypoint.core.messages import Standing
+from rallypoint import codec, record
+from rallypoint.core import recovery
 from rallypoint.core.model import (
-    Bounds,
     Closing,
     EndedIncarnation,
-    Ending,
     Phase,
     Predecessor,
-    Reason,
     RecordedWorld,
     Run,
-    Settings,
     rank_bitmap,
     ranks_of,
 )
-from rallypoint.core.record import Claim, Outcome, Record
 from rallypoint.errors import RendezvousStateError
+from rallypoint.messages.requests import Standing
+from rallypoint.messages.types import Bounds, Ending, Reason, Settings
+from rallypoint.record import Claim, Record, RecordedEnding
 from tests.core.histories import History, histories
 from tests.core.stage import Stage, sealed
 from tests.core.test_codec import RECORD, refusal
@@ -333,6 +331,6 @@ def test_a_record_that_is_taken_over_and_written_again_loses_nothing(history: Hi
 
 
 def test_how_a_run_closed_needs_no_reason() -> None:
-    each = msgspec.structs.replace(RECORD, closing=Outcome(Ending.SUCCEEDED))
+    each = msgspec.structs.replace(RECORD, closing=RecordedEnding(Ending.SUCCEEDED))
     assert record.decode(record.encode(each)) == each
     assert record.restored(each, 5.0, 9.0).closing == Closing(Ending.SUCCEEDED, "", 5.0)

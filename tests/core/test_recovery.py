@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rallypoint.core import recovery, transition
-from rallypoint.core.messages import Announced, Joined, Left, Seat, Standing
-from rallypoint.core.model import Bounds, Ending, Phase, Reason, Role, Settings
-from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
+from rallypoint.core.model import Phase
+from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
+from rallypoint.messages.requests import Announced, Joined, Left, Seat, Standing
+from rallypoint.messages.types import Bounds, Ending, Reason, Role, Settings
 from tests.core.stage import Stage, member
 
 HOLD_S = 7.0

@@ -62,7 +62,7 @@ def test_the_scenarios_take_every_way_between_phases(monkeypatch: pytest.MonkeyP
     [
         ("", "the first command"),
         ("start a\n----\n", "the first command"),
-        ("world bounds=2\n", "is followed by"),
+        ("cluster bounds=2\n", "is followed by"),
     ],
 )
 def test_a_file_that_is_no_scenario_is_refused(text: str, complaint: str) -> None:
@@ -72,6 +72,6 @@ def test_a_file_that_is_no_scenario_is_refused(text: str, complaint: str) -> Non
 
 @pytest.mark.parametrize("command", ["dance", "kill nobody"])
 def test_a_command_that_nobody_knows_is_refused(command: str) -> None:
-    text = f"world bounds=2\n----\n\n{command}\n----\n"
+    text = f"cluster bounds=2\n----\n\n{command}\n----\n"
     with pytest.raises(ValueError, match="there is no"):
         scenario.play(scenario.parse(text))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.core.model import Phase, Reason, Role
-from rallypoint.core.notices import Broken, KeepWaiting, Placed, StandBy
+from rallypoint.core.model import Phase
+from rallypoint.messages.notices import Broken, KeepWaiting, Placed, StandBy
+from rallypoint.messages.types import Reason, Role
 from tests.core.stage import Stage, sealed
 
 # The first round ------------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.sorted_map import Table
+from rallypoint.sorted_map import SortedMap
 
 # One more than fills a tree of two levels: the last leaf of a table built of so many stands alone in its branch.
 LONE_CHILD = 32 * 32 + 1
 
 
-def agrees(table: Table[int, Any], model: dict[int, Any]) -> None:
+def agrees(table: SortedMap[int, Any], model: dict[int, Any]) -> None:
     assert list(table.items()) == sorted(model.items())
     assert len(table) == len(model)
     assert table.first() == min(model, default=None)
@@ -29,7 +29,7 @@ def spans(draw: st.DrawFn) -> tuple[bool, range]:
 
 @given(st.integers(0, 1500), st.lists(spans(), max_size=6))
 def test_a_table_agrees_with_a_dict_and_old_versions_never_change(size: int, changes: list[tuple[bool, range]]) -> None:
-    table, model = Table.build((i, -i) for i in range(size)), {i: -i for i in range(size)}
+    table, model = SortedMap.build((i, -i) for i in range(size)), {i: -i for i in range(size)}
     versions = [(table, dict(model))]
     for put, keys in changes:
         for key in keys:
@@ -48,10 +48,10 @@ def test_a_table_agrees_with_a_dict_and_old_versions_never_change(size: int, cha
 
 @given(st.dictionaries(st.text("abc", max_size=4), st.integers(0, 9), max_size=80))
 def test_a_table_built_at_once_equals_one_set_pair_by_pair(pairs: dict[str, int]) -> None:
-    table: Table[str, int] = Table()
+    table: SortedMap[str, int] = SortedMap()
     for key, value in pairs.items():
         table = table.set(key, value)
-    assert table == Table.build(pairs.items())
+    assert table == SortedMap.build(pairs.items())
     assert list(table) == sorted(pairs)
     assert list(table.values()) == [pairs[key] for key in sorted(pairs)]
 
@@ -59,20 +59,20 @@ def test_a_table_built_at_once_equals_one_set_pair_by_pair(pairs: dict[str, int]
 @pytest.mark.parametrize("size", [0, 1, 32, 33, 1024, LONE_CHILD, LONE_CHILD + 32, 3000])
 @pytest.mark.parametrize("pace", [1, -1])
 def test_a_table_can_be_emptied_from_either_end_and_filled_again(size: int, pace: int) -> None:
-    table, model = Table.build((i, i) for i in range(size)), {i: i for i in range(size)}
+    table, model = SortedMap.build((i, i) for i in range(size)), {i: i for i in range(size)}
     for key in list(model)[::pace]:
         table = table.without(key)
         del model[key]
         if len(model) % 97 == 0:
             agrees(table, model)
     assert not table
-    assert table == Table()
+    assert table == SortedMap()
     agrees(table.set(5, 5), {5: 5})
 
 
 @pytest.mark.parametrize("size", [LONE_CHILD, 32 * 32 * 32 + 1])
 def test_the_lone_last_leaf_of_a_table_built_at_once_can_go_and_come_back(size: int) -> None:
-    table = Table.build((i, i) for i in range(size))
+    table = SortedMap.build((i, i) for i in range(size))
     shorter = table.without(size - 1)
     agrees(shorter, {i: i for i in range(size - 1)})
     assert shorter.set(size - 1, size - 1) == table
@@ -90,7 +90,7 @@ class Counted(int):
 
 
 def test_the_depth_follows_the_number_of_items_left() -> None:
-    table = Table.build((Counted(i), i) for i in range(10_000))
+    table = SortedMap.build((Counted(i), i) for i in range(10_000))
     for i in range(10_000):
         if i % 1000:
             table = table.without(Counted(i))
@@ -100,29 +100,29 @@ def test_the_depth_follows_the_number_of_items_left() -> None:
 
 
 def test_of_two_pairs_with_one_key_the_later_one_stands() -> None:
-    assert Table.build([("a", 1), ("b", 2), ("a", 3)]) == Table.build([("b", 2), ("a", 3)])
+    assert SortedMap.build([("a", 1), ("b", 2), ("a", 3)]) == SortedMap.build([("b", 2), ("a", 3)])
 
 
 def test_taking_out_what_is_not_there_changes_nothing() -> None:
-    table = Table.build([("a", 1)])
+    table = SortedMap.build([("a", 1)])
     assert table.without("b") is table
 
 
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(KeyError, match="nobody"):
-        Table.build([("a", 1)])["nobody"]
-    assert Table.build([("a", 1)])["a"] == 1
+        SortedMap.build([("a", 1)])["nobody"]
+    assert SortedMap.build([("a", 1)])["a"] == 1
 
 
 def test_tables_are_equal_by_what_is_in_them() -> None:
-    table = Table.build([("a", 1)])
-    assert table == Table[str, int]().set("a", 1)
-    assert table != Table.build([("a", 2)])
-    assert table != Table.build([("a", 1), ("b", 1)])
+    table = SortedMap.build([("a", 1)])
+    assert table == SortedMap[str, int]().set("a", 1)
+    assert table != SortedMap.build([("a", 2)])
+    assert table != SortedMap.build([("a", 1), ("b", 1)])
     assert table != {"a": 1}
     with pytest.raises(TypeError, match="unhashable"):
         hash(table)
 
 
 def test_a_table_shows_itself_as_the_dict_that_it_stands_for() -> None:
-    assert repr(Table.build([("b", 2), ("a", 1)])) == "Table({'a': 1, 'b': 2})"
+    assert repr(SortedMap.build([("b", 2), ("a", 1)])) == "Table({'a': 1, 'b': 2})"

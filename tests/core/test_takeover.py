@@ -10,26 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 
+from rallypoint import record
 from rallypoint.client import view as views
 from rallypoint.client.view import State, View
-from rallypoint.core import record, recovery, transition
+from rallypoint.core import recovery, transition
 from rallypoint.core.changes import Durability
-from rallypoint.core.messages import Announced, Joined, Left, Message, Seat, Standing
-from rallypoint.core.model import (
-    Bounds,
-    EndedIncarnation,
-    Ending,
-    Phase,
-    Predecessor,
-    Reason,
-    RecordedWorld,
-    Role,
-    Run,
-    Settings,
-    rank_bitmap,
-)
-from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
-from rallypoint.core.record import Claim, Outcome, Record
+from rallypoint.core.model import EndedIncarnation, Phase, Predecessor, RecordedWorld, Run, rank_bitmap
+from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
+from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage, Seat, Standing
+from rallypoint.messages.types import Bounds, Ending, Reason, Role, Settings
+from rallypoint.record import Claim, Record, RecordedEnding
 from tests.core.histories import KEEPING, History, histories
 from tests.core.stage import Stage, member
 from tests.core.test_recovery import HOLD_S, claim, restarted
@@ -77,7 +67,7 @@ def announces(stage: Stage, node_id: str, rank: int, standing: Standing = Standi
     claim(stage, node_id, rank, standing, **said)
 
 
-def say(stage: Stage, view: View, said: Message | None) -> View:
+def say(stage: Stage, view: View, said: NodeMessage | None) -> View:
     """A node says something, and hears the answers."""
     assert said is not None
     stage.take(said)
@@ -690,7 +680,7 @@ def test_one_rank_that_knows_of_the_close_suffices_unless_all_have_finished() ->
 def test_a_closed_record_answers_its_members_and_a_fresh_node_founds_the_next_incarnation() -> None:
     """Rule 17h."""
     world = RecordedWorld(4, "s4", 3)
-    stage = started(a_record(world=world, closing=Outcome(Ending.SUCCEEDED, "done")))
+    stage = started(a_record(world=world, closing=RecordedEnding(Ending.SUCCEEDED, "done")))
     told = RunClosed("old", Ending.SUCCEEDED, "done")
     for standing in (Standing.HOLDS, Standing.WAITING, Standing.FINISHED):
         announces(stage, "a", 0, standing)
@@ -707,7 +697,7 @@ def test_a_closed_record_answers_its_members_and_a_fresh_node_founds_the_next_in
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_closed_record_that_names_no_incarnation_leaves_the_one_before_in_memory(forgotten: bool) -> None:
     before = EndedIncarnation("before", Ending.SUCCEEDED, "done")
-    written = msgspec.structs.replace(a_record(last=before, closing=Outcome(Ending.FAILED)), incarnation="")
+    written = msgspec.structs.replace(a_record(last=before, closing=RecordedEnding(Ending.FAILED)), incarnation="")
     stage = started(written)
     stage.wait(60 if forgotten else 0)
     stage.join("x")

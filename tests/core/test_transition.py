@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import settings as effort
 
-from rallypoint.core import transition
-from rallypoint.core.messages import Standing
-from rallypoint.core.model import Phase, Role
-from rallypoint.core.notices import KeepWaiting, StandBy, WaitingCount
+from rallypoint.core import recovery, transition
+from rallypoint.core.model import Phase
 from rallypoint.core.phases import PHASE_CHANGES, diagram
+from rallypoint.messages.notices import KeepWaiting, StandBy, WaitingCount
+from rallypoint.messages.requests import Standing
+from rallypoint.messages.types import Role
 from simulation.check import complaints
 from tests.core.histories import History, histories
 from tests.core.stage import Stage, sealed
@@ -81,6 +82,17 @@ def test_a_run_wakes_for_whatever_is_due_next() -> None:
     assert transition.wake_at(stage.run, stage.now) == stage.now + 60
     stage.close()
     assert transition.wake_at(stage.run, stage.now) == stage.now + 50
+
+
+def test_the_end_of_a_wait_is_known_while_a_run_gathers_or_recovers() -> None:
+    stage = Stage(2, 4, last_call_s=30)
+    assert transition.wait_ends(stage.run, stage.now) is None
+    stage.join("a", "b")
+    assert transition.wait_ends(stage.run, stage.now) == stage.now + 30
+    stage.wait(30)
+    assert transition.wait_ends(stage.run, stage.now) is None
+    holding = recovery.blank("run", started_at=100.0, now=100.0, hold_s=7.0)
+    assert transition.wait_ends(holding, 100.0) == 107.0
 
 
 # Waiting counts (rule 6b) ---------------------------------------------------------------------------------------------

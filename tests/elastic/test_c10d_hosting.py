@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import rallypoint
+from rallypoint.backends.c10d_stores import tcp_store
 from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, create_handler, tcp_store
+from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, create_handler
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores import PrefixStore
 from tests.faults.harness import free_port

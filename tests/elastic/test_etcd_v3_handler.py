@@ -18,12 +18,12 @@ import pytest
 
 import rallypoint
 from rallypoint import RendezvousConnectionError, RendezvousHandler, RendezvousParameters, RendezvousTimeoutError
-from rallypoint.core.model import Reason
-from rallypoint.elastic.etcd_v3_client import OPTIONS as CLIENT_OPTIONS
-from rallypoint.elastic.etcd_v3_client import in_options, open_client
-from rallypoint.elastic.etcd_v3_handler import ETCD_V3
-from rallypoint.elastic.options import OptionValues, as_int, read_options
+from rallypoint.backends.etcd_v3 import ETCD_V3
+from rallypoint.backends.etcd_v3_client import OPTIONS as CLIENT_OPTIONS
+from rallypoint.backends.etcd_v3_client import in_options, open_client
+from rallypoint.backends.options import OptionValues, as_int, read_options
 from rallypoint.etcd_client import EtcdClient
+from rallypoint.messages.types import Reason
 from tests.etcd.servers import HOST, Certificates, Cluster, shared
 from tests.etcd_client.stage import enable_users, etcd, etcdctl
 
@@ -115,7 +115,7 @@ def test_a_password_in_the_endpoint_is_refused_and_not_repeated() -> None:
     [({}, 5.0), ({"heartbeat_timeout": 9}, 9.0), ({"keep_alive_interval": 4, "keep_alive_max_attempt": 5}, 20.0)],
 )
 def test_heartbeats_are_those_of_the_backend_rallypoint(config: dict[str, object], timeout_s: float) -> None:
-    member, _ = ETCD_V3.open(parameters(DEAD, **config))
+    member, _ = ETCD_V3.open(DEAD, fresh_run(), 1, 1, None, config)
     assert member.view.settings.heartbeat_timeout_s == timeout_s
     member.leave(Reason.WITHDREW, patience_s=0.0)
 
@@ -146,7 +146,7 @@ def test_a_lease_that_is_too_long_is_refused_in_words() -> None:
 def test_a_run_needs_a_name() -> None:
     params = parameters(DEAD)
     params.run_id = ""
-    with pytest.raises(ValueError, match="the run id is empty"):
+    with pytest.raises(ValueError, match="run id is empty"):
         rallypoint.get_rendezvous_handler(params)
 
 
@@ -213,7 +213,7 @@ def test_without_grpcio_the_extra_is_named() -> None:
 
 def test_the_clients_sentences_name_options() -> None:
     """Each of its words for something that an option is called otherwise for."""
-    source = Path(sys.modules["rallypoint.etcd_client.answers"].__file__ or "").read_text(encoding="utf-8")
+    source = Path(sys.modules["rallypoint.etcd_client.failures"].__file__ or "").read_text(encoding="utf-8")
     told = in_options(source)
     for word in ("User(", "Tls(", "ca_file", "cert_file", "key_file"):
         assert word in source
@@ -355,7 +355,7 @@ def test_a_closed_run_is_closed_for_all() -> None:
 
 
 def test_the_backend_is_one_for_all_ways_to_take_part() -> None:
-    member, join_timeout_s = ETCD_V3.open(parameters(DEAD, join_timeout=7))
+    member, join_timeout_s = ETCD_V3.open(DEAD, fresh_run(), 1, 1, None, {"join_timeout": 7})
     assert join_timeout_s == 7
     assert member.run_id.startswith("run-")
     member.leave(Reason.WITHDREW, patience_s=0.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.elastic.options import (
+from rallypoint.backends.options import (
     Option,
     OptionValues,
     choice,

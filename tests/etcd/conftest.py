@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.elastic.etcd_v2_client import make_client
+from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.stores.etcd_v2.keys import token
 from tests.etcd.proxy import Proxy, proxy_to
 from tests.etcd.servers import VERSIONS, Cluster, running, shared

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.etcd_store import EtcdStore
-from rallypoint.elastic.etcd_v2_client import make_client, parse_endpoints
+from rallypoint.net import parse_endpoints
 
 
 def sum_up(store: Any, rank: int, size: int) -> int:
@@ -27,7 +28,7 @@ def sum_up(store: Any, rank: int, size: int) -> int:
 
 def main() -> None:
     endpoint, prefix, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    print(sum_up(EtcdStore(make_client(parse_endpoints(endpoint)), prefix), rank, size), flush=True)
+    print(sum_up(EtcdStore(make_client(parse_endpoints(endpoint, 2379)), prefix), rank, size), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.elastic import etcd_protocol as protocol
-from rallypoint.elastic.etcd_v2_client import make_client, parse_endpoints
+from rallypoint.backends.etcd_v2_client import make_client
+from rallypoint.elastic.legacy_etcd import protocol
+from rallypoint.net import parse_endpoints
 
 SOON_S = 90.0
 
@@ -90,7 +91,7 @@ class Crowd:
         self.endpoint, self.run_id = endpoint, run_id
         self._settings = (least, most, last_call)
         self._nodes: list[NodeProcess] = []
-        self.client = make_client(parse_endpoints(endpoint), read_timeout_s=30)
+        self.client = make_client(parse_endpoints(endpoint, 2379), read_timeout_s=30)
 
     def start(self, library: str, name: str) -> NodeProcess:
         node = NodeProcess(library, self.endpoint, self.run_id, name, *self._settings)

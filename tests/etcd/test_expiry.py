@@ -9,8 +9,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from rallypoint.elastic import etcd_protocol as protocol
 from rallypoint.elastic.api import RendezvousParameters
+from rallypoint.elastic.legacy_etcd import protocol
 from rallypoint.elastic.registry import get_rendezvous_handler
 from rallypoint.stores.etcd_v2.keys import token
 from tests.etcd.servers import Cluster, running, wait_until

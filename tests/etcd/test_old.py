@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rallypoint.elastic import etcd_protocol as protocol
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from rallypoint.elastic.etcd_rendezvous import (
     EtcdRendezvous,
@@ -20,6 +19,7 @@ from rallypoint.elastic.etcd_rendezvous import (
     create_rdzv_handler,
     parameters_from_url,
 )
+from rallypoint.elastic.legacy_etcd import protocol
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

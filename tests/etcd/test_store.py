@@ -104,9 +104,10 @@ def test_without_torch_it_is_ours(one_etcd: Cluster, name: str) -> None:
 import sys
 sys.modules["torch"] = None
 from rallypoint.elastic.etcd_store import EtcdStore
-from rallypoint.elastic.etcd_v2_client import make_client, parse_endpoints
+from rallypoint.backends.etcd_v2_client import make_client
+from rallypoint.net import parse_endpoints
 from rallypoint.stores import Store
-store = EtcdStore(make_client(parse_endpoints({one_etcd.endpoint!r})), {name!r})
+store = EtcdStore(make_client(parse_endpoints({one_etcd.endpoint!r}, 2379)), {name!r})
 assert isinstance(store, Store)
 print(store.add("n", 5), EtcdStore.__module__)
 """
@@ -228,21 +229,6 @@ def test_what_this_store_wrote_last_is_not_read_before_it_is_replaced(
     assert store.compare_set("key", "", "7") == b"6"
 
 
-def test_many_sign_a_roll_at_once_and_nobody_waits_for_another(proxy: Proxy, proxied: Any, name: str) -> None:
-    store = EtcdV2Store(proxied, f"/stores/{name}", SOON)
-    assert store.roll("roll").after(0) == []
-    with ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda entry: store.roll("roll").sign(b"%d" % entry), range(40)))
-    assert store.roll("roll").after(0) == sorted((number, b"%d" % entry) for entry, number in enumerate(numbers))
-    assert proxy.count(f"PUT /v2/keys/stores/{name}/_rolls/") == 40
-    assert store.roll("roll").after(max(numbers)) == []
-    assert store.roll("another").after(0) == []
-    proxy.lose_answer_to("PUT", "PUT")
-    last = store.roll("roll").sign(b"once")
-    assert store.roll("roll").after(max(numbers)) == [(last, b"once")]
-    assert store.num_keys() == 0
-
-
 def test_what_etcd_does_not_take_is_refused_in_words(store: EtcdStore) -> None:
     with pytest.raises(StoreError, match=r"the value has 4,194,305 bytes, but etcd takes 4,194,304 at most"):
         store.set("key", b"x" * (LARGEST_VALUE + 1))
@@ -264,7 +250,7 @@ def test_keys_with_a_time_to_live_live_as_long_as_a_process_uses_them(client: An
     store = EtcdV2Store(client, f"/stores/{name}", SOON, ttl_s=2)
     store.set("key", "value")
     passing = EtcdV2Store(client, f"/stores/{name}", SOON)
-    passing._keys.write(f"/stores/{name}/b3RoZXI=", "", passing._patience(), ttl_s=4)
+    passing._keys.write(f"/stores/{name}/b3RoZXI=", "", passing._request_deadline(), ttl_s=4)
     # The other one is nobody's, and its end is the sign that enough time has passed.
     wait_until_gone(client, f"/stores/{name}/b3RoZXI=")
     assert store.check(["key"])
@@ -337,13 +323,13 @@ def test_a_delete_whose_answer_is_lost_has_deleted(proxy: Proxy, proxied: Any, n
 
 def test_a_wait_outlives_a_history_that_was_cleared(proxied: Any, proxy: Proxy, one_etcd: Cluster, name: str) -> None:
     store, other = EtcdV2Store(proxied, f"/stores/{name}", SOON), EtcdV2Store(one_etcd.client(), f"/other/{name}", SOON)
-    index = store._keys.read("/", store._patience()).at
+    index = store._keys.read("/", store._request_deadline()).at
     for number in range(1100):
         other.set("key", str(number))
     with ThreadPoolExecutor(1) as pool:
         # As if these events had happened between the look and the watch.
         missing = store._missing
-        store._missing = lambda names, term: (missing(names, term)[0], index)  # type: ignore[method-assign]
+        store._missing = lambda names, deadline: (missing(names, deadline)[0], index)  # type: ignore[method-assign]
         waiting = pool.submit(store.wait, ["key"])
         proxy.wait_for("wait=true", 2)
         store._missing = missing  # type: ignore[method-assign]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rallypoint.etcd_client import EtcdClient, Guarded, User, Watch
-from rallypoint.etcd_client.watch_state import Phase
+from rallypoint.etcd_client import EtcdClient, GuardedPut, User, Watch
+from rallypoint.etcd_client.watch_state import WatchPhase
 from rallypoint.stores import EtcdV3Store, QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v3.large_values import PART_BYTES
 from rallypoint.torch_bridge.etcd_v3_store import EtcdV3StoreForTorch
@@ -66,7 +66,7 @@ def open_watch(client: EtcdClient) -> Watch:
     """The watch of somebody who waits, once etcd has confirmed it."""
 
     def found() -> list[Watch]:
-        return [watch for watch in list(client._watches) if watch._watched.phase is Phase.OPEN]
+        return [watch for watch in list(client._watches) if watch._watched.phase is WatchPhase.OPEN]
 
     until(found, "somebody waits")
     return found()[0]
@@ -265,7 +265,7 @@ def test_waits_outlive_the_member_that_they_watch(three: Cluster, name: str, poo
         store = EtcdV3Store(client, name, timeout=SOON)
         waits: list[Future[Any]]
         waits = [pool.submit(store.get, "key"), pool.submit(store.queue_pop, "q"), pool.submit(store.barrier, "b", 2)]
-        until(lambda: sum(w._watched.phase is Phase.OPEN for w in list(client._watches)) == 3, "all wait")
+        until(lambda: sum(w._watched.phase is WatchPhase.OPEN for w in list(client._watches)) == 3, "all wait")
         stream = open_watch(client)._watch_stream._stream
         assert stream is not None
         watched = next(member for member in three.members if member.endpoint == stream.endpoint)
@@ -310,7 +310,7 @@ class LosingClient(EtcdClient):
         self.meanwhile: Callable[[], object] | None = None
         self.lost = 0
 
-    def guarded_put(self, key: Any, value: Any, **options: Any) -> Guarded:
+    def guarded_put(self, key: Any, value: Any, **options: Any) -> GuardedPut:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is None:
             return super().guarded_put(key, value, **options)
@@ -422,14 +422,14 @@ class LateClient(EtcdClient):
     """One write of it is taken for refused, and arrives only when it is told to, or before the next one."""
 
     meanwhile: Callable[[], object] | None = None
-    late: Callable[[], Guarded] | None = None
+    late: Callable[[], GuardedPut] | None = None
 
-    def guarded_put(self, key: Any, value: Any, **options: Any) -> Guarded:
+    def guarded_put(self, key: Any, value: Any, **options: Any) -> GuardedPut:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             self.late = lambda: super(LateClient, self).guarded_put(key, value, **options)
             meanwhile()
-            return Guarded(False, options["mod_revision"], self.get(key))
+            return GuardedPut(False, options["mod_revision"], self.get(key))
         if options.get("then"):  # else it is what keeps the late one out
             self.arrive()
         return super().guarded_put(key, value, **options)

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from rallypoint.etcd_client import Change, EtcdClient, EtcdCompactedError, Watch
-from rallypoint.etcd_client.cluster import Kind
+from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, KeyChange, Watch
+from rallypoint.etcd_client.cluster import RetryKind
 from rallypoint.etcd_client.codec import Message
 from rallypoint.etcd_client.messages import Response
 from rallypoint.etcd_client.watch_stream import WatchStream
@@ -125,16 +125,16 @@ def compact(client: EtcdClient, revision: int) -> None:
     """Forget the history before a revision; fine if it is forgotten already."""
     with suppress(EtcdCompactedError):
         request = CompactionRequest(revision)
-        client._open.call("/etcdserverpb.KV/Compact", request, Response, SOON_S, Kind.AGAIN)
+        client._open.call("/etcdserverpb.KV/Compact", request, Response, SOON_S, RetryKind.AGAIN)
 
 
-def take(watch: Watch, count: int, within_s: float = SOON_S) -> list[Change]:
+def take(watch: Watch, count: int, within_s: float = SOON_S) -> list[KeyChange]:
     """So many changes."""
-    taken: list[Change] = []
+    taken: list[KeyChange] = []
     deadline = time.monotonic() + within_s
     while len(taken) < count:
         item = watch.get(timeout_s=max(deadline - time.monotonic(), 0))
-        assert isinstance(item, Change), f"{item} after {len(taken)} of {count} changes; {watch.trouble}"
+        assert isinstance(item, KeyChange), f"{item} after {len(taken)} of {count} changes; {watch.trouble}"
         taken.append(item)
     return taken
 

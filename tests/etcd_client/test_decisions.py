@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.etcd_client import EtcdMissingError, EtcdRefusedError, Tls, User, compare
-from rallypoint.etcd_client.answers import Verdict, judge
 from rallypoint.etcd_client.endpoints import parse_endpoints
 from rallypoint.etcd_client.errors import EtcdAuthError, EtcdCompactedError, EtcdLeaseLostError, EtcdNoSpaceError
+from rallypoint.etcd_client.failures import FailureAction, classify
 from rallypoint.etcd_client.leases import Renewal
 from rallypoint.etcd_client.transactions import prefix_end, range_of
 
@@ -42,23 +42,23 @@ def test_what_is_no_endpoint_is_refused_in_words(bad: str) -> None:
 @pytest.mark.parametrize(
     ("code", "details", "verdict", "words"),
     [
-        ("UNAVAILABLE", UNREACHED + "Connection refused", Verdict.ELSEWHERE, "nothing listens there"),
-        ("UNAVAILABLE", "errors resolving x: address lookup failed", Verdict.ELSEWHERE, "name is not known"),
-        ("UNAVAILABLE", UNREACHED + "error: CERTIFICATE_VERIFY_FAILED", Verdict.HOPELESS, "ca_file"),
-        ("UNAVAILABLE", UNREACHED + "something new", Verdict.ELSEWHERE, "something new"),
-        ("UNAVAILABLE", "Socket closed", Verdict.MAYBE, "Socket closed"),
-        ("UNAVAILABLE", "etcdserver: no leader", Verdict.ELSEWHERE, "no leader"),
-        ("UNAVAILABLE", "etcdserver: leader changed", Verdict.MAYBE, "leader changed"),
-        ("UNAVAILABLE", "etcdserver: request timed out", Verdict.MAYBE, "request timed out"),
-        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Verdict.MAYBE, "no answer in time"),
-        ("UNIMPLEMENTED", "Method not found!", Verdict.HOPELESS, "not etcd"),
-        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Verdict.LOGIN, "token"),
-        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Verdict.LOGIN, "have changed"),
-        ("UNKNOWN", "", Verdict.MAYBE, "no details"),
+        ("UNAVAILABLE", UNREACHED + "Connection refused", FailureAction.ELSEWHERE, "nothing listens there"),
+        ("UNAVAILABLE", "errors resolving x: address lookup failed", FailureAction.ELSEWHERE, "name is not known"),
+        ("UNAVAILABLE", UNREACHED + "error: CERTIFICATE_VERIFY_FAILED", FailureAction.HOPELESS, "ca_file"),
+        ("UNAVAILABLE", UNREACHED + "something new", FailureAction.ELSEWHERE, "something new"),
+        ("UNAVAILABLE", "Socket closed", FailureAction.MAYBE, "Socket closed"),
+        ("UNAVAILABLE", "etcdserver: no leader", FailureAction.ELSEWHERE, "no leader"),
+        ("UNAVAILABLE", "etcdserver: leader changed", FailureAction.MAYBE, "leader changed"),
+        ("UNAVAILABLE", "etcdserver: request timed out", FailureAction.MAYBE, "request timed out"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", FailureAction.MAYBE, "no answer in time"),
+        ("UNIMPLEMENTED", "Method not found!", FailureAction.HOPELESS, "not etcd"),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", FailureAction.LOGIN, "token"),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", FailureAction.LOGIN, "have changed"),
+        ("UNKNOWN", "", FailureAction.MAYBE, "no details"),
     ],
 )
-def test_a_failed_call_is_judged(code: str, details: str, verdict: Verdict, words: str) -> None:
-    judgement = judge(code, details)
+def test_a_failed_call_is_judged(code: str, details: str, verdict: FailureAction, words: str) -> None:
+    judgement = classify(code, details)
     assert judgement.verdict is verdict
     assert words in judgement.words
 
@@ -75,8 +75,8 @@ def test_a_failed_call_is_judged(code: str, details: str, verdict: Verdict, word
     ],
 )
 def test_a_refusal_has_its_error(code: str, details: str, error: type[Exception]) -> None:
-    judgement = judge(code, details)
-    assert (judgement.verdict, judgement.error) == (Verdict.FINAL, error)
+    judgement = classify(code, details)
+    assert (judgement.verdict, judgement.error) == (FailureAction.FINAL, error)
 
 
 def test_a_lease_outlives_two_members_that_do_not_answer() -> None:
@@ -97,12 +97,12 @@ def test_a_lease_outlives_two_members_that_do_not_answer() -> None:
 
 def test_a_load_balancer_without_etcd_passes() -> None:
     """With HTTP/1.1, nothing was sent to etcd; with HTTP/2, perhaps only the answer was lost."""
-    old = judge("UNAVAILABLE", "failed to connect to all addresses; (Trying … http1.x server (HTTP status 503))")
-    new = judge("UNAVAILABLE", "Received http2 header with status: 503")
-    assert (old.verdict, new.verdict) == (Verdict.ELSEWHERE, Verdict.MAYBE)
+    old = classify("UNAVAILABLE", "failed to connect to all addresses; (Trying … http1.x server (HTTP status 503))")
+    new = classify("UNAVAILABLE", "Received http2 header with status: 503")
+    assert (old.verdict, new.verdict) == (FailureAction.ELSEWHERE, FailureAction.MAYBE)
     for judgement in (old, new):
         assert "reaches no etcd at present (HTTP status 503)" in judgement.words
-    assert judge("UNIMPLEMENTED", "Received http2 header with status: 404").verdict is Verdict.HOPELESS
+    assert classify("UNIMPLEMENTED", "Received http2 header with status: 404").verdict is FailureAction.HOPELESS
 
 
 @pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")])

@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from rallypoint.etcd_client import Change, EtcdClient, EtcdClosedError, Resync, Watch
+from rallypoint.etcd_client import EtcdClient, EtcdClosedError, KeyChange, Resync, Watch
 from tests.etcd.servers import VERSIONS, Cluster, Member
 from tests.etcd_client.stage import compact, cut_off, etcd
 from tests.waiting import until
@@ -25,7 +25,7 @@ class Listener:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self.items: list[Change | Resync] = []
+        self.items: list[KeyChange | Resync] = []
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 
@@ -42,13 +42,13 @@ class Listener:
         return self.items[-1].revision if self.items else 0
 
 
-def judge(items: list[Change | Resync], truth: dict[int, int]) -> int:
+def classify(items: list[KeyChange | Resync], truth: dict[int, int]) -> int:
     """Hold what was heard against what was written; how many changes had to be made up for by a new reading."""
     heard: dict[int, int] = {}
     last = missed = 0
     for item in items:
         assert item.revision > last, f"revision {item.revision} came after {last}"
-        if isinstance(item, Change):
+        if isinstance(item, KeyChange):
             number = int(item.key.rpartition(b"/")[2])
             assert number not in heard, f"{number} was heard twice"
             heard[number] = item.revision
@@ -125,7 +125,7 @@ def play(cluster: Cluster, seed: int, writes: int, a_phase: int, *, end: str = "
             what, _ = next(trouble)
         last = max(truth.values())
         until(lambda: listener.revision >= last, f"all is heard; {watch.trouble}", 60)
-        missed = judge(listener.items, truth)
+        missed = classify(listener.items, truth)
     listener.thread.join()
     return phases, missed
 

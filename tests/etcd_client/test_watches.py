@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdClosedError, EtcdRefusedError, Resync
 from rallypoint.etcd_client.messages import WatchResponse
-from rallypoint.etcd_client.watch_state import Effects, Watched, WatchState
+from rallypoint.etcd_client.watch_state import WatchedRange, WatchEffects, WatchState
 from rallypoint.etcd_client.watch_stream import Items, WatchStream
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, compact, cut_off, etcd, fresh, take, user_of, values
@@ -76,7 +76,7 @@ def test_a_watch_that_is_made_while_its_client_is_closed_ends_as_well(
 ) -> None:
     twin, add = client.twin(), WatchStream.add
 
-    def add_late(stream: WatchStream, watched: Watched, items: Items) -> None:
+    def add_late(stream: WatchStream, watched: WatchedRange, items: Items) -> None:
         twin.close()
         add(stream, watched, items)
 
@@ -117,7 +117,7 @@ def test_an_error_of_the_program_costs_no_event(
 ) -> None:
     heard, errors = WatchState.heard, list[WatchResponse]()
 
-    def fails_once(state: WatchState, response: WatchResponse) -> Effects:
+    def fails_once(state: WatchState, response: WatchResponse) -> WatchEffects:
         if response.events and not errors:
             errors.append(response)
             raise ValueError("an error")

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from rallypoint.core.record import Record, decode
-from rallypoint.etcd_client import Change, EtcdClient, KeyValue, User
+from rallypoint.etcd_client import EtcdClient, KeyChange, KeyValue, User
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
+from rallypoint.record import Record, decode
 from tests.etcd.servers import Cluster
 from tests.etcd.servers import Member as EtcdServer
 from tests.etcd_client.stage import status_of
@@ -185,7 +185,7 @@ class Observer:
         with self.client.watch(self.keys.run, prefix=True, revision=1) as watch:
             while True:
                 change = watch.get(timeout_s=30.0)
-                assert isinstance(change, Change), change
+                assert isinstance(change, KeyChange), change
                 if change.revision >= end:
                     break
                 if change.key == self.keys.record.encode():

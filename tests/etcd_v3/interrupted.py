@@ -6,7 +6,7 @@ import signal
 import sys
 
 from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.etcd_v3_handler import create_handler
+from rallypoint.elastic.member_handler import create_etcd_v3_handler
 from tests.etcd_v3.harness import OPTIONS
 from tests.faults.node import say
 
@@ -15,7 +15,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     endpoint, run, rank = sys.argv[1:]
     given = {**OPTIONS, "node_name": "interrupted", "is_host": True, "rank": rank, "close_timeout": 60.0}
-    handler = create_handler(RendezvousParameters("etcd-v3", endpoint, run, 2, 2, **given))
+    handler = create_etcd_v3_handler(RendezvousParameters("etcd-v3", endpoint, run, 2, 2, **given))
     say("placed", rank=handler.next_rendezvous().rank)
     sys.stdin.readline()
     try:

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rallypoint.core.model import Bounds
-from rallypoint.core.record import Record
+from rallypoint.messages.types import Bounds
+from rallypoint.record import Record
 
 Event = dict[str, Any]
 History = Sequence[tuple[int, Record | None]]

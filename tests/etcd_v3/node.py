@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint import events
+from rallypoint.api import Place
+from rallypoint.backends.etcd_v3 import ETCD_V3
 from rallypoint.client.background import background
 from rallypoint.client.link import Link
 from rallypoint.client.member import Member
 from rallypoint.client.view import State
-from rallypoint.core.model import Reason
-from rallypoint.elastic.api import RendezvousParameters
-from rallypoint.elastic.etcd_v3_handler import ETCD_V3
-from rallypoint.elastic.place import Place
 from rallypoint.errors import RendezvousError
 from rallypoint.location.elected import _drivers as drivers
+from rallypoint.messages.types import Reason
 from tests.faults.node import Puppet, obey, say
 from tests.waiting import until
 
@@ -41,8 +40,7 @@ class EtcdPuppet(Puppet):
 
     def open(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> tuple[Member, float]:
         low, _, high = nodes.partition(":")
-        params = RendezvousParameters("etcd-v3", endpoint, run, int(low), int(high or low), **options)
-        return ETCD_V3.open(params)
+        return ETCD_V3.open(endpoint, run, int(low), int(high or low), None, options)
 
     def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
         member, timeout_s = self.open(endpoint, run, nodes, options)

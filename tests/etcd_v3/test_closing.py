@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rallypoint.core.model import Ending
+from rallypoint.messages.types import Ending
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others
 from tests.waiting import until

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from rallypoint.core.model import Ending
+from rallypoint.messages.types import Ending
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_client.stage import etcd
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, regroup, says, undisturbed

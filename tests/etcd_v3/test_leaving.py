@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.model import Ending
+from rallypoint.messages.types import Ending
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_client.stage import etcd, etcdctl
 from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others, regroup, undisturbed

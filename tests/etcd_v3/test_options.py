@@ -14,8 +14,8 @@ import pytest
 
 import rallypoint
 from rallypoint import RendezvousConnectionError, RendezvousHandler, RendezvousParameters
-from rallypoint.core.model import Reason
-from rallypoint.elastic.member_backend import MemberHandler
+from rallypoint.elastic.member_handler import MemberHandler
+from rallypoint.messages.types import Reason
 from tests.etcd.servers import HOST, Cluster
 from tests.etcd_v3.harness import PREFIX, EtcdStage, Observer, by_rank, form, others, says
 from tests.faults.harness import free_port

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.model import Ending
 from rallypoint.etcd_client import EtcdNoSpaceError, User
+from rallypoint.messages.types import Ending
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SHORT_TOKENS, compact, enable_users, etcd, etcdctl, proxy_to
 from tests.etcd_v3.harness import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rallypoint
-from rallypoint.elastic.place import Place
+from rallypoint.api import Place
 from rallypoint.etcd_client import EtcdClient, KeyValue
 from rallypoint.stores.errors import RoundOverError, StoreError
 from tests.etcd.servers import shared

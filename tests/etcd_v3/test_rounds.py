@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.model import Bounds, Ending, RecordedWorld, rank_bitmap
-from rallypoint.core.record import Claim, Outcome, Record
+from rallypoint.core.model import RecordedWorld, rank_bitmap
+from rallypoint.messages.types import Bounds, Ending
+from rallypoint.record import Claim, Record, RecordedEnding
 from tests.etcd_client.stage import etcd
 from tests.etcd_v3.crowd import Crowd, play
 from tests.etcd_v3.harness import EtcdStage, Observer, observing
@@ -138,7 +139,7 @@ def record(
         bounds=Bounds(2, 9),
         claim=Claim(claim, ("a",), 1, 5.0) if claim else None,
         world=RecordedWorld(round_, seal_id, size, rank_bitmap(finished)) if seal_id else None,
-        closing=Outcome(Ending.FAILED) if is_closed else None,
+        closing=RecordedEnding(Ending.FAILED) if is_closed else None,
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from rallypoint.core.model import Ending
+from rallypoint.messages.types import Ending
 from tests.etcd.servers import Cluster, shared
 from tests.etcd_v3.harness import (
     EtcdNode,

@@ -7,8 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from rallypoint.core.model import Bounds
-from rallypoint.core.record import encode
+from rallypoint.messages.types import Bounds
+from rallypoint.record import encode
 from tests.etcd.servers import VERSIONS, Cluster, shared
 from tests.etcd_v3.harness import (
     EtcdStage,

@@ -13,8 +13,8 @@ import struct
 import sys
 from pathlib import Path
 
-from rallypoint.core.model import Settings
-from rallypoint.core.notices import Placed
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Settings
 from tests.faults.harness import Stage
 from tests.faults.wire import Wire
 

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 import rallypoint
+from rallypoint.backends.endpoints import backend_at
 from rallypoint.elastic import RendezvousParameters
-from rallypoint.elastic.endpoints import backend_at
-from rallypoint.elastic.member_backend import MemberHandler
+from rallypoint.elastic.member_handler import MemberHandler
 from tests.faults.node import say
 from tests.waiting import until
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import rallypoint
+from rallypoint.api import Place
 from rallypoint.client.link import Link
-from rallypoint.elastic.place import Place
 from rallypoint.protocol import AskHeard
 from rallypoint.stores.errors import StoreError
 from tests.faults.wire import PATIENCE_S, Wire

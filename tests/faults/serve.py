@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint import events
+from rallypoint.net import listen
 from rallypoint.server import recording
-from rallypoint.server.effects import Happening
+from rallypoint.server.effects import RunChange
 from rallypoint.server.service import Service
-from rallypoint.server.sockets import listen
 from rallypoint.server.state_file import StateFile
 
 
@@ -21,7 +21,7 @@ def say(event: str, **details: Any) -> None:
     print(json.dumps({"event": event, **details}), flush=True)
 
 
-def tell(happening: Happening) -> None:
+def tell(happening: RunChange) -> None:
     """What the run came to, and what the recorder makes of it."""
     after = happening.after
     say("happened", run=happening.run_id, why=happening.why, phase=after.phase.value, live=after.live)

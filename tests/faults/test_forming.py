@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.model import Settings
-from rallypoint.core.notices import Broken, KeepWaiting, Placed
+from rallypoint.messages.notices import Broken, KeepWaiting, Placed
+from rallypoint.messages.types import Settings
 from tests.faults.harness import Server, Stage, by_rank, free_port
 from tests.faults.wire import Wire
 
@@ -48,9 +48,9 @@ def test_the_hold_and_the_last_call_run_together(stage: Stage) -> None:
     server = stage.server(hold_s=hold_s)
     alone.join(server.endpoint, "1:2", last_call_timeout=last_call_s)
     server.expect("happened", live=1)
-    with Wire("127.0.0.1", server.port) as visitor:
-        visitor.hello()
-        status = visitor.ask(protocol.Status, lambda number: protocol.AskStatus(number, "run"))
+    with Wire("127.0.0.1", server.port) as admin:
+        admin.hello()
+        status = admin.ask(protocol.Status, lambda number: protocol.AskStatus(number, "run"))
     assert status.run is not None
     assert re.fullmatch(
         r"1 of 1:2 nodes is here \(alone\); the server has just started and listens for nodes of an earlier life, "
@@ -277,9 +277,9 @@ def _gather(server: Server, run: str, count: int) -> list[Wire]:
 
 
 def _messages(server: Server, run: str) -> dict[str, int]:
-    with Wire("127.0.0.1", server.port) as visitor:
-        visitor.hello()
-        return visitor.ask(protocol.Status, lambda number: protocol.AskStatus(number, run)).messages
+    with Wire("127.0.0.1", server.port) as admin:
+        admin.hello()
+        return admin.ask(protocol.Status, lambda number: protocol.AskStatus(number, run)).messages
 
 
 def test_a_node_and_round_cost_the_same_messages_and_bytes_however_many_there_are(stage: Stage) -> None:
@@ -295,7 +295,7 @@ def test_a_node_and_round_cost_the_same_messages_and_bytes_however_many_there_ar
         for wire in wires:
             wire.socket.close()
     (few_in, few_out, few_bytes), (many_in, many_out, many_bytes) = costs[10], costs[300]
-    # A hello and a join; a welcome, a word on what is awaited, and the place; the visitor's own come on top.
+    # A hello and a join; a welcome, a word on what is awaited, and the place; the admin's own come on top.
     assert many_in <= few_in <= 2.5
     assert many_out <= few_out <= 3.5
     # Longer numbers, and up to six names in a sentence: no roster.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.server.sockets import listen
+from rallypoint.net import listen
 from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank, free_port
 
 HOLD_S = 7.0

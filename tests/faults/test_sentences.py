@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from rallypoint.server.sockets import listen
+from rallypoint.net import listen
 from tests.faults.harness import NIMBLE, Stage, by_rank, free_port
 
 SHORT = {**NIMBLE, "join_timeout": 2.5}

@@ -91,12 +91,12 @@ def test_half_a_frame_and_then_nothing_harms_nobody(world: tuple[Server, list[No
         _is_unharmed(server, nodes)
 
 
-def test_a_visitor_cannot_speak_for_a_node(world: tuple[Server, list[Node]]) -> None:
+def test_an_administrator_cannot_speak_for_a_node(world: tuple[Server, list[Node]]) -> None:
     server, nodes = world
     with Wire("127.0.0.1", server.port) as wire:
         wire.hello()
         wire.join("intruder", 2, 3)
-        assert wire.goodbye().why == "a visitor cannot speak for intruder"
+        assert wire.goodbye().why == "an administrator cannot speak for intruder"
     with Wire("127.0.0.1", server.port) as wire:
         wire.hello("run", "intruder")
         wire.join("a", 2, 3)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.client.wait_reports import LineReporter, LiveReporter, Wait
+from rallypoint.client.wait_reports import LineReporter, LiveReporter, WaitReport
 from tests.faults.harness import FAST, ROOT, Actor, Server, Stage
 from tests.waiting import until
 
@@ -192,12 +192,12 @@ def test_on_a_terminal_an_interrupted_wait_erases_its_line(stage: Stage) -> None
 @pytest.mark.parametrize("kind", [LineReporter, LiveReporter])
 def test_a_name_cannot_move_the_cursor(kind: type[LineReporter]) -> None:
     stream = io.StringIO()
-    kind(stream).wait(Wait("run", "here (\x1b[2Jb\r\n)", 2.0), is_news=True)
+    kind(stream).wait(WaitReport("run", "here (\x1b[2Jb\r\n)", 2.0), is_news=True)
     assert "here (?[2Jb??)" in stream.getvalue()
 
 
 def test_a_line_fits_its_terminal() -> None:
     stream = io.StringIO()
-    LiveReporter(stream).wait(Wait("run", "節点" * 100, 2.0), is_news=True)
+    LiveReporter(stream).wait(WaitReport("run", "節点" * 100, 2.0), is_news=True)
     line = stream.getvalue().removeprefix("\r").removesuffix("…\x1b[K")
     assert 70 < len(line) + line.count("節") + line.count("点") < 80

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from rallypoint import protocol
-from rallypoint.core.messages import Joined
-from rallypoint.core.model import Bounds, Node, Settings
-from rallypoint.core.notices import Placed
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.requests import Joined
+from rallypoint.messages.types import Bounds, Node, Settings
 
 PATIENCE_S = 30.0
 

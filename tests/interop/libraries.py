@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.client.admin import Visitor
-from rallypoint.core.record import decode
+from rallypoint.client.admin_client import AdminClient
+from rallypoint.record import decode
 from tests.waiting import PATIENCE_S
 
 # Beats of a second that may be missed where a machine that stalls must not make anybody a lost node.
@@ -89,8 +89,8 @@ class Meeting:
         if self.library.name == "rallypoint":
             claim = decode(self.backend.state).claim
             assert claim is not None
-            with Visitor(claim.addresses[0], claim.port, secret=claim.secret) as visitor:
-                return len(visitor.status("run").nodes)
+            with AdminClient(claim.addresses[0], claim.port, secret=claim.secret) as admin:
+                return len(admin.status("run").nodes)
         document = pickle.loads(self.backend.state)  # noqa: S301  # written by torch in this process
         return len(document.participants) + len(document.redundancy_list)
 

@@ -13,12 +13,12 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.client.background import background
-from rallypoint.core.messages import Joined
-from rallypoint.core.model import Bounds, Node
-from rallypoint.core.record import Claim, Record, restored
+from rallypoint.messages.requests import Joined
+from rallypoint.messages.types import Bounds, Node
+from rallypoint.net import listen
+from rallypoint.record import Claim, Record, restored
 from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service
-from rallypoint.server.sockets import listen
 
 SECRET = "the secret of this claim"
 BOUNDS = Bounds(2, 3)

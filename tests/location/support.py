@@ -10,16 +10,18 @@ import msgspec
 from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.core.model import Bounds, Node, RecordedWorld, Run, Settings
-from rallypoint.core.record import Claim, Record, decode, encode, restored
-from rallypoint.location.actions import Action, Bind, Read, Serve, Write
-from rallypoint.location.claiming import Candidate
+from rallypoint.core.model import RecordedWorld, Run
+from rallypoint.location.actions import Action, Bind, ReadRecord, Serve, WriteRecord
+from rallypoint.location.claiming import Claimant
 from rallypoint.location.election import Election
+from rallypoint.location.held_claim import HeldClaim
 from rallypoint.location.register import Entry
 from rallypoint.location.registers.memory import MemoryRegister
-from rallypoint.location.serving import Serving
+from rallypoint.messages.types import Bounds, Node, Settings
+from rallypoint.record import Claim, Record, decode, encode, restored
 from rallypoint.server.clock import LOOK_S
-from rallypoint.server.coordinator import Coordinator, Effects, ToRecord
+from rallypoint.server.coordinator import Coordinator
+from rallypoint.server.effects import Effects, ToRecord
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Action)
@@ -84,7 +86,7 @@ class Process:
         numbers = itertools.count(1)
         self.name = name
         self.register = register
-        self.candidate = Candidate(**{"bounds": BOUNDS, "settings": SETTINGS, **candidate})
+        self.candidate = Claimant(**{"bounds": BOUNDS, "settings": SETTINGS, **candidate})
         self.election = Election(
             "run",
             lambda: self.candidate,
@@ -95,7 +97,7 @@ class Process:
             secret=lambda: f"the secret of {name}",
         )
         self.now = START
-        self.call: Read | Write | Bind | None = None
+        self.call: ReadRecord | WriteRecord | Bind | None = None
         self.told: list[Action] = []
 
     # What happens to it.
@@ -103,7 +105,7 @@ class Process:
     def do(self, actions: list[Action]) -> None:
         """Note what the election decided."""
         for action in actions:
-            if isinstance(action, (Read, Write, Bind)):
+            if isinstance(action, (ReadRecord, WriteRecord, Bind)):
                 assert self.call is None, f"{action} was asked for while {self.call} is open"
                 self.call = action
             else:
@@ -136,7 +138,7 @@ class Process:
     def check(self) -> None:
         """It reads its own claim."""
         self.changed()
-        self.answer(Read)
+        self.answer(ReadRecord)
 
     # What the register does.
 
@@ -153,7 +155,7 @@ class Process:
         assert kind is None or isinstance(call, kind), f"{call} is open"
         if isinstance(call, Bind):
             self.do(self.election.bound((f"host-{self.name}",), 29400, self.now))
-        elif isinstance(call, Read):
+        elif isinstance(call, ReadRecord):
             self.do(self.election.read(self.register.read(), self.now))
         else:
             self.do(self.election.wrote(self.register.write(call.value, call.token), self.now))
@@ -162,7 +164,7 @@ class Process:
         """The open call is not answered in time; a write of it may have been applied."""
         call, self.call = self.call, None
         if applied:
-            assert isinstance(call, Write), f"{call} is open"
+            assert isinstance(call, WriteRecord), f"{call} is open"
             assert self.register.write(call.value, call.token) is not None
         self.do(self.election.away("timed out", self.now))
 
@@ -200,7 +202,7 @@ class Process:
         self.told.clear()
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> HeldClaim:
         """Its claim, which it must have."""
         assert self.election.serving is not None, f"it does not serve: {self.told}"
         return self.election.serving

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from rallypoint.client.admin import NotDoneError, Visitor
-from rallypoint.core.model import EndedIncarnation, Ending, RecordedWorld, rank_bitmap
-from rallypoint.core.record import Outcome, Record, encode
+from rallypoint.client.admin_client import AdminClient, NotDoneError
+from rallypoint.core.model import EndedIncarnation, RecordedWorld, rank_bitmap
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.location.admin import RegisterVisitor
+from rallypoint.location.register_admin import RegisterAdminClient
+from rallypoint.messages.types import Ending
 from rallypoint.protocol import PAGE_SIZE, Status
+from rallypoint.record import Record, RecordedEnding, encode
 from rallypoint.report import RunLine
 from tests.location.elected_service import (
     SECRET,
@@ -60,26 +61,26 @@ def line_of(status: Status) -> RunLine:
 
 def situation(record: Record) -> str:
     """What is told of a run that nobody serves."""
-    return line_of(RegisterVisitor(MemoryRecords(record)).status(RUN)).situation
+    return line_of(RegisterAdminClient(MemoryRecords(record)).status(RUN)).situation
 
 
 # Where the server answers ---------------------------------------------------------------------------------------------
 
 
 def test_the_server_that_the_record_names_is_asked() -> None:
-    with serving(RUN) as record, waiting_node(record, "a"), RegisterVisitor(MemoryRecords(record)) as visitor:
-        status = visitor.status(RUN)
+    with serving(RUN) as record, waiting_node(record, "a"), RegisterAdminClient(MemoryRecords(record)) as admin:
+        status = admin.status(RUN)
         assert [(node.name, node.standing) for node in status.nodes] == [("a", "waiting")]
         assert line_of(status).situation.startswith("1 of at least 2 nodes are here (a)")
         assert status.messages, "they are the server's own"
-        told = visitor.evict(RUN, "a", 90.0, "its disk is full")
+        told = admin.evict(RUN, "a", 90.0, "its disk is full")
         assert told == "node 'a' was evicted from run 'llama' and is kept out for 1 min 30 s"
-        assert visitor.status(RUN).nodes == ()
-        assert [(node.name, node.why) for node in visitor.status(RUN).kept_out] == [("a", "its disk is full")]
-        assert visitor.lift(RUN, "a") == "node 'a' may join run 'llama' again"
-        assert visitor.status(RUN).kept_out == ()
-        visitor.close_run(RUN, "the budget is spent")
-        assert line_of(visitor.status(RUN)).situation == "closed as failed: the budget is spent"
+        assert admin.status(RUN).nodes == ()
+        assert [(node.name, node.why) for node in admin.status(RUN).kept_out] == [("a", "its disk is full")]
+        assert admin.lift(RUN, "a") == "node 'a' may join run 'llama' again"
+        assert admin.status(RUN).kept_out == ()
+        admin.close_run(RUN, "the budget is spent")
+        assert line_of(admin.status(RUN)).situation == "closed as failed: the budget is spent"
 
 
 def test_what_the_server_refuses_is_told_in_its_words() -> None:
@@ -87,14 +88,14 @@ def test_what_the_server_refuses_is_told_in_its_words() -> None:
         serving(RUN) as record,
         pytest.raises(NotDoneError, match=r"there is no node 'b' in run 'llama' \(it has nobody\)"),
     ):
-        RegisterVisitor(MemoryRecords(record)).evict(RUN, "b")
+        RegisterAdminClient(MemoryRecords(record)).evict(RUN, "b")
 
 
 def test_every_address_of_the_server_is_tried() -> None:
     with serving(RUN) as served:
         assert served.claim is not None
         claim = a_claim(served.claim.port, addresses=("127.0.0.2", "no-such-host.invalid", "x..y", "127.0.0.1"))
-        assert RegisterVisitor(MemoryRecords(a_record(RUN, claim))).status(RUN).messages
+        assert RegisterAdminClient(MemoryRecords(a_record(RUN, claim))).status(RUN).messages
 
 
 def test_a_wrong_secret_sends_one_back_to_the_register() -> None:
@@ -102,7 +103,7 @@ def test_a_wrong_secret_sends_one_back_to_the_register() -> None:
         assert record.claim is not None
         stale = a_record(RUN, a_claim(record.claim.port, secret="that of an older claim"), epoch=6)
         records = MemoryRecords(stale, record)
-        assert RegisterVisitor(records).status(RUN).messages
+        assert RegisterAdminClient(records).status(RUN).messages
         assert records.readings == 2
 
 
@@ -110,16 +111,16 @@ def test_a_wrong_secret_sends_one_back_to_the_register() -> None:
 def test_a_server_that_is_gone_sends_one_back_to_the_register(claimed: bool) -> None:
     with serving(RUN) as record, nobody() as port:
         stale = a_record(RUN, a_claim(port) if claimed else None, epoch=6)
-        visitor = RegisterVisitor(MemoryRecords(stale, record))
-        visitor.close_run(RUN, "the budget is spent")
-        assert line_of(visitor.status(RUN)).situation == "closed as failed: the budget is spent"
+        admin = RegisterAdminClient(MemoryRecords(stale, record))
+        admin.close_run(RUN, "the budget is spent")
+        assert line_of(admin.status(RUN)).situation == "closed as failed: the budget is spent"
 
 
 def test_the_register_is_read_twice_at_most() -> None:
     """Where servers change faster than one can ask, the last record that was read is shown."""
     with nobody() as port, nobody() as other:
         records = MemoryRecords(*(a_record(RUN, a_claim(each), epoch=each) for each in (port, other, port, other)))
-        told = line_of(RegisterVisitor(records).status(RUN)).situation
+        told = line_of(RegisterAdminClient(records).status(RUN)).situation
         assert f"127.0.0.1:{other} cannot be reached" in told
         assert f"the record of epoch {other}" in told
         assert records.readings == 2
@@ -129,21 +130,21 @@ def test_the_register_is_read_twice_at_most() -> None:
 
 
 def test_without_a_record_there_is_no_run() -> None:
-    visitor = RegisterVisitor(MemoryRecords())
-    for ask in (visitor.status, visitor.close_run, lambda run_id: visitor.evict(run_id, "a")):
+    admin = RegisterAdminClient(MemoryRecords())
+    for ask in (admin.status, admin.close_run, lambda run_id: admin.evict(run_id, "a")):
         with pytest.raises(NotDoneError, match=r"^there is no run 'llama' at the register of a test$"):
             ask(RUN)
 
 
 def test_a_record_that_is_deleted_meanwhile_is_no_run() -> None:
     with nobody() as port, pytest.raises(NotDoneError, match="there is no run 'llama'"):
-        RegisterVisitor(MemoryRecords(a_record(RUN, a_claim(port)), None)).status(RUN)
+        RegisterAdminClient(MemoryRecords(a_record(RUN, a_claim(port)), None)).status(RUN)
 
 
 def test_where_nobody_answers_the_record_is_shown() -> None:
     world = RecordedWorld(4, "s4", 3, rank_bitmap([1]))
     with nobody() as port:
-        status = RegisterVisitor(MemoryRecords(a_record(RUN, a_claim(port), world=world))).status(RUN)
+        status = RegisterAdminClient(MemoryRecords(a_record(RUN, a_claim(port), world=world))).status(RUN)
     assert status.bounds == "2:3"
     assert status.nodes == ()
     assert line_of(status) == RunLine(
@@ -159,14 +160,14 @@ def test_where_nobody_answers_the_record_is_shown() -> None:
 
 def test_the_last_record_that_was_read_is_shown() -> None:
     with nobody() as port:
-        closed = a_record(RUN, a_claim(port), closing=Outcome(Ending.FAILED, "it crashed"))
-        status = RegisterVisitor(MemoryRecords(a_record(RUN, a_claim(port)), closed)).status(RUN)
+        closed = a_record(RUN, a_claim(port), closing=RecordedEnding(Ending.FAILED, "it crashed"))
+        status = RegisterAdminClient(MemoryRecords(a_record(RUN, a_claim(port)), closed)).status(RUN)
     assert line_of(status).phase == "closed"
 
 
 def test_the_secret_is_not_shown() -> None:
     with nobody() as port:
-        assert SECRET not in str(RegisterVisitor(MemoryRecords(a_record(RUN, a_claim(port)))).status(RUN))
+        assert SECRET not in str(RegisterAdminClient(MemoryRecords(a_record(RUN, a_claim(port)))).status(RUN))
 
 
 def test_every_address_that_was_tried_is_named() -> None:
@@ -215,7 +216,7 @@ def test_every_address_that_was_tried_is_named() -> None:
 )
 def test_a_run_that_nobody_serves(fields: Mapping[str, Any], phase: str, told: str) -> None:
     record = a_record(RUN, **fields)
-    line = line_of(RegisterVisitor(MemoryRecords(record)).status(RUN))
+    line = line_of(RegisterAdminClient(MemoryRecords(record)).status(RUN))
     assert line.phase == phase
     assert line.situation == (
         f"no process serves this run; this is the record of epoch 7: {told}; if nodes of this run are left, one of them "
@@ -224,15 +225,15 @@ def test_a_run_that_nobody_serves(fields: Mapping[str, Any], phase: str, told: s
 
 
 def test_a_run_that_has_ended_says_how() -> None:
-    record = a_record(RUN, closing=Outcome(Ending.SUCCEEDED, "all members have finished"))
-    assert line_of(RegisterVisitor(MemoryRecords(record)).status(RUN)).phase == "closed"
+    record = a_record(RUN, closing=RecordedEnding(Ending.SUCCEEDED, "all members have finished"))
+    assert line_of(RegisterAdminClient(MemoryRecords(record)).status(RUN)).phase == "closed"
     assert situation(record) == ("closed as succeeded: all members have finished")
 
 
 def test_nothing_is_changed_where_nobody_answers() -> None:
     with nobody() as port:
-        visitor = RegisterVisitor(MemoryRecords(a_record(RUN, a_claim(port))))
-        for ask in (visitor.close_run, lambda run_id: visitor.evict(run_id, "a")):
+        admin = RegisterAdminClient(MemoryRecords(a_record(RUN, a_claim(port))))
+        for ask in (admin.close_run, lambda run_id: admin.evict(run_id, "a")):
             with pytest.raises(NotDoneError) as caught:
                 ask(RUN)
             assert str(caught.value) == (
@@ -243,9 +244,9 @@ def test_nothing_is_changed_where_nobody_answers() -> None:
 
 
 def test_a_run_that_has_ended_is_not_changed() -> None:
-    record = a_record(RUN, closing=Outcome(Ending.FAILED, "it crashed"))
+    record = a_record(RUN, closing=RecordedEnding(Ending.FAILED, "it crashed"))
     with pytest.raises(NotDoneError, match=r"its record says that it closed as failed: it crashed$"):
-        RegisterVisitor(MemoryRecords(record)).close_run(RUN)
+        RegisterAdminClient(MemoryRecords(record)).close_run(RUN)
 
 
 def test_a_change_whose_answer_is_lost_is_not_asked_for_again() -> None:
@@ -255,7 +256,7 @@ def test_a_change_whose_answer_is_lost_is_not_asked_for_again() -> None:
         with pytest.raises(
             NotDoneError, match=r"it is not known whether run 'llama' is without 'a': the server at .* ended"
         ):
-            RegisterVisitor(records).evict(RUN, "a")
+            RegisterAdminClient(records).evict(RUN, "a")
         assert len(asked) == 1
         assert records.readings == 1
 
@@ -263,17 +264,17 @@ def test_a_change_whose_answer_is_lost_is_not_asked_for_again() -> None:
 def test_a_question_whose_answer_is_lost_is_asked_again() -> None:
     with hanging_up_when_asked() as (port, asked), serving(RUN) as other:
         records = MemoryRecords(a_record(RUN, a_claim(port), epoch=6), other)
-        assert RegisterVisitor(records).status(RUN).messages
+        assert RegisterAdminClient(records).status(RUN).messages
         assert len(asked) == 1
 
 
 def test_what_is_no_record_is_shown_as_that() -> None:
-    visitor = RegisterVisitor(MemoryRecords(llama=b"something else"))
-    line = line_of(visitor.status(RUN))
+    admin = RegisterAdminClient(MemoryRecords(llama=b"something else"))
+    line = line_of(admin.status(RUN))
     assert (line.phase, line.nodes) == ("unreadable", 0)
     assert "delete it" in line.situation
     with pytest.raises(NotDoneError, match=r"nothing was done to run 'llama' at the register of a test: .*delete it"):
-        visitor.close_run(RUN)
+        admin.close_run(RUN)
 
 
 # All runs -------------------------------------------------------------------------------------------------------------
@@ -282,8 +283,8 @@ def test_what_is_no_record_is_shown_as_that() -> None:
 def test_all_runs_are_listed_each_by_who_knows_it() -> None:
     with serving("b") as served, waiting_node(served, "a"), nobody() as port:
         records = MemoryRecords(a_record("c", a_claim(port)), served, a_record("a"), d=b"something else")
-        runs = RegisterVisitor(records).runs()
-        statuses = RegisterVisitor(records).statuses()
+        runs = RegisterAdminClient(records).runs()
+        statuses = RegisterAdminClient(records).statuses()
     assert runs.total == 4
     assert [(line.run_id, line.phase, line.nodes) for line in runs.runs] == [
         ("a", "gathering", 0),
@@ -296,17 +297,17 @@ def test_all_runs_are_listed_each_by_who_knows_it() -> None:
 
 
 def test_a_register_without_runs_has_none() -> None:
-    assert RegisterVisitor(MemoryRecords()).runs().runs == ()
+    assert RegisterAdminClient(MemoryRecords()).runs().runs == ()
 
 
 def test_a_run_that_ends_while_all_are_listed_is_left_out() -> None:
-    runs = RegisterVisitor(MemoryRecords(None, a_record("a"))).runs()
+    runs = RegisterAdminClient(MemoryRecords(None, a_record("a"))).runs()
     assert (runs.total, [line.run_id for line in runs.runs]) == (1, ["a"])
 
 
 def test_of_very_many_runs_the_first_are_listed() -> None:
     records = MemoryRecords(*(a_record(f"run{i:03d}") for i in reversed(range(PAGE_SIZE + 10))))
-    runs = RegisterVisitor(records).runs()
+    runs = RegisterAdminClient(records).runs()
     assert runs.total == PAGE_SIZE + 10
     assert len(runs.runs) == PAGE_SIZE
     assert runs.runs[0].run_id == "run000"
@@ -321,8 +322,8 @@ def test_servers_are_asked_at_the_same_time() -> None:
             together.wait(10.0)
             return super().read(run_id)
 
-    records = Meeting(*(a_record(f"run{i}", closing=Outcome(Ending.FAILED, "it crashed")) for i in range(8)))
-    assert len(RegisterVisitor(records).runs().runs) == 8
+    records = Meeting(*(a_record(f"run{i}", closing=RecordedEnding(Ending.FAILED, "it crashed")) for i in range(8)))
+    assert len(RegisterAdminClient(records).runs().runs) == 8
 
 
 def test_trouble_with_the_register_is_told() -> None:
@@ -330,44 +331,44 @@ def test_trouble_with_the_register_is_told() -> None:
         def read(self, run_id: str) -> bytes | None:
             raise RendezvousConnectionError("etcd is away")
 
-    visitor = RegisterVisitor(Away(a_record(RUN)))
-    for ask in (visitor.runs, visitor.statuses, lambda: visitor.status(RUN), lambda: visitor.close_run(RUN)):
+    admin = RegisterAdminClient(Away(a_record(RUN)))
+    for ask in (admin.runs, admin.statuses, lambda: admin.status(RUN), lambda: admin.close_run(RUN)):
         with pytest.raises(RendezvousConnectionError, match="etcd is away"):
             ask()
 
 
 def test_the_register_is_closed_with_its_visitor() -> None:
     records = MemoryRecords()
-    with RegisterVisitor(records):
+    with RegisterAdminClient(records):
         assert not records.is_closed
     assert records.is_closed
 
 
-# A visitor by itself --------------------------------------------------------------------------------------------------
+# An administrator by itself --------------------------------------------------------------------------------------------------
 
 
-def test_a_visitor_without_the_secret_is_told_where_to_find_it() -> None:
+def test_an_administrator_without_the_secret_is_told_where_to_find_it() -> None:
     with serving(RUN) as record:
         assert record.claim is not None
         where = f"127.0.0.1:{record.claim.port}"
         with pytest.raises(RendezvousConnectionError) as caught:
-            Visitor("127.0.0.1", record.claim.port)
+            AdminClient("127.0.0.1", record.claim.port)
     assert str(caught.value) == (
         f"the server at {where} is part of a job: it answers only those who know the secret of its claim; name the "
         f"register by which its nodes find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or file:///PATH"
     )
 
 
-def test_a_visitor_with_a_wrong_secret_is_turned_away() -> None:
+def test_an_administrator_with_a_wrong_secret_is_turned_away() -> None:
     with serving(RUN) as record:
         assert record.claim is not None
         with pytest.raises(RendezvousConnectionError, match="another server was meant: the secret is not that of this"):
-            Visitor("127.0.0.1", record.claim.port, secret="another")
+            AdminClient("127.0.0.1", record.claim.port, secret="another")
 
 
 def test_a_server_without_a_secret_does_not_mind_one() -> None:
     with serving(RUN, secret="") as record:
         assert record.claim is not None
-        with Visitor("127.0.0.1", record.claim.port, secret="another") as visitor:
-            assert [line.run_id for line in visitor.runs().runs] == [RUN]
-            assert [line_of(status).run_id for status in visitor.statuses()] == [RUN]
+        with AdminClient("127.0.0.1", record.claim.port, secret="another") as admin:
+            assert [line.run_id for line in admin.runs().runs] == [RUN]
+            assert [line_of(status).run_id for status in admin.statuses()] == [RUN]

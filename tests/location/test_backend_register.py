@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.model import Bounds
-from rallypoint.core.record import Claim, Record, encode
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.location.register import RegisterRefusedError
 from rallypoint.location.registers.backend import BackendRegister
+from rallypoint.messages.types import Bounds
+from rallypoint.record import Claim, Record, encode
 from tests.waiting import PATIENCE_S, until
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.model import Bounds, EndedIncarnation, Ending, RecordedWorld, Settings, rank_bitmap
-from rallypoint.core.record import Outcome, Record
-from rallypoint.location.claiming import Candidate, claim_record, delay_s, patience_s
+from rallypoint.core.model import EndedIncarnation, RecordedWorld, rank_bitmap
+from rallypoint.location.claiming import Claimant, claim_record, delay_s, patience_s
+from rallypoint.messages.types import Bounds, Ending, Settings
+from rallypoint.record import Record, RecordedEnding
 from tests.location.support import WORLD, a_claim, a_record
 
 OTHER = Settings(last_call_s=7.0)
@@ -16,8 +17,8 @@ OFFER = a_claim("c9", secret="mine")
 LAST = EndedIncarnation("r0", Ending.SUCCEEDED, "done")
 
 
-def candidate(**known: Any) -> Candidate:
-    return Candidate(**{"bounds": Bounds(1, 8), "settings": OTHER, **known})
+def candidate(**known: Any) -> Claimant:
+    return Claimant(**{"bounds": Bounds(1, 8), "settings": OTHER, **known})
 
 
 def claimed(record: Record | None, **known: Any) -> Record:
@@ -74,7 +75,7 @@ def test_a_claim_names_the_ranks_of_its_process_in_the_recorded_world_only() -> 
 
 def test_a_claim_on_a_closed_record_mints_the_next_incarnation_and_remembers_how_the_last_ended() -> None:
     """Rule 17h: the round continues, and the epoch does."""
-    closed = a_record(world=WORLD, closing=Outcome(Ending.FAILED, "too few"), last=LAST, met=2)
+    closed = a_record(world=WORLD, closing=RecordedEnding(Ending.FAILED, "too few"), last=LAST, met=2)
     after = claimed(closed, incarnation="r1")
     assert (after.incarnation, after.closing, after.world) == ("rm", None, None)
     assert after.last == EndedIncarnation("r1", Ending.FAILED, "too few")
@@ -119,7 +120,7 @@ def test_who_has_no_rank_in_the_world_waits_for_those_who_have(
 
 
 @pytest.mark.parametrize(
-    "record", [None, a_record(claim=None), a_record(world=WORLD, closing=Outcome(Ending.SUCCEEDED))]
+    "record", [None, a_record(claim=None), a_record(world=WORLD, closing=RecordedEnding(Ending.SUCCEEDED))]
 )
 def test_where_there_is_no_world_that_goes_on_nobody_waits(record: Record | None) -> None:
     """Rule 17b: a random pause would only cost time."""

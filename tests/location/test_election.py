@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rallypoint.core.model import EndedIncarnation, Ending, Phase, Predecessor, RecordedWorld, rank_bitmap
-from rallypoint.core.record import Claim, Outcome, Record, decode
-from rallypoint.location.actions import Bind, Connect, Ended, Read, Serve, Stop, Unbind, Wait, Write
+from rallypoint.core.model import EndedIncarnation, Phase, Predecessor, RecordedWorld, rank_bitmap
+from rallypoint.location.actions import Bind, Connect, Ended, Listen, ReadRecord, Serve, Stop, Unbind, WriteRecord
+from rallypoint.messages.types import Ending
+from rallypoint.record import Claim, Record, RecordedEnding, decode
 from tests.location.support import REST_S, SETTINGS, START, WORLD, Process, ScriptedRegister, a_claim, a_record
 
 POLL_S = SETTINGS.heartbeat_interval_s / 2
@@ -27,7 +28,7 @@ def looking(record: Record | None, **candidate: Any) -> Process:
     """A process that has read this record in search of a server."""
     process = Process(register_with(record), **candidate)
     process.look()
-    process.answer(Read)
+    process.answer(ReadRecord)
     return process
 
 
@@ -66,9 +67,9 @@ def test_who_finds_no_record_binds_a_port_claims_and_serves() -> None:
     process = looking(None)
     process.answer(Bind)
     write = process.call
-    assert isinstance(write, Write)
+    assert isinstance(write, WriteRecord)
     assert process.all(Serve) == []
-    process.answer(Write)
+    process.answer(WriteRecord)
     claim = own(process)
     assert (claim.addresses, claim.port, claim.rest_s, claim.secret) == (("host-a",), 29400, REST_S, "the secret of a")
     assert (process.register.record, write.token) == (decode(write.value), None)
@@ -100,11 +101,11 @@ def test_losers_connect_to_the_winner_and_give_their_port_back() -> None:
     first, second = Process(register, "a"), Process(register, "b")
     for process in (first, second):
         process.look()
-        process.answer(Read)
+        process.answer(ReadRecord)
         process.answer(Bind)
-    first.answer(Write)
-    second.answer(Write)
-    second.answer(Read)
+    first.answer(WriteRecord)
+    second.answer(WriteRecord)
+    second.answer(ReadRecord)
     claim = register.record.claim
     assert claim == own(first)
     assert (second.only(Connect), second.all(Unbind)) == (Connect(claim, 1), [Unbind()])
@@ -137,14 +138,14 @@ def test_the_late_answer_to_a_claim_is_read_again_first(taken: bool) -> None:
     """Rule 17a: after so long the claim may have been taken for stale already."""
     process = looking(None)
     process.answer(Bind)
-    write = process.open_call(Write)
+    write = process.open_call(WriteRecord)
     entry = process.register.write(write.value, write.token)
     if taken:
         process.register.put(a_record(claim=a_claim("c2")))
     process.now += REST_S / 2 + 0.1
     process.do(process.election.wrote(entry, process.now))
     assert process.all(Serve) == []
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert len(process.all(Serve)) == (not taken)
     assert process.all(Unbind) == ([Unbind()] if taken else [])
 
@@ -155,13 +156,13 @@ def test_the_late_answer_to_a_claim_is_read_again_first(taken: bool) -> None:
 def test_who_finds_a_claim_connects_to_it_and_reads_on_while_the_connection_is_tried() -> None:
     """Rule 17a: a changed record ends the attempt."""
     process = looking(a_record())
-    assert process.told == [Connect(a_claim(), 3), Wait(1)]
+    assert process.told == [Connect(a_claim(), 3), Listen(1)]
     assert process.election.why == "the server at 10.0.0.1, port 29400, is being reached"
     assert process.election.wake_at() == START + POLL_S
     process.forget()
     process.register.put(a_record(epoch=4, claim=a_claim("c2")))
     process.wait(POLL_S)
-    assert process.told == [Connect(a_claim("c2"), 4), Wait(2)]
+    assert process.told == [Connect(a_claim("c2"), 4), Listen(2)]
 
 
 def test_nothing_is_read_once_a_node_is_welcomed() -> None:
@@ -212,7 +213,7 @@ def test_a_claim_that_had_welcomed_this_process_and_refuses_it_is_taken() -> Non
     process.failed(a_claim(), refused=True)
     assert process.election.refused_by == "c1"
     assert process.told == []
-    process.answer(Read)
+    process.answer(ReadRecord)
     process.settle()
     own(process)
 
@@ -223,7 +224,7 @@ def test_a_read_from_before_the_refusal_does_not_make_a_claim_stale() -> None:
     process.failed(a_claim(), refused=False)
     process.now += 0.1
     process.failed(a_claim(), refused=True)
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.all(Connect) == [Connect(a_claim(), 3)]
     process.register.put(a_record(epoch=4, claim=a_claim("c2")))
     process.wait(POLL_S)
@@ -235,7 +236,7 @@ def test_a_server_that_refused_and_then_beats_is_alive() -> None:
     """Rule 17a: the claimant waits for its turn, and reads once more before it claims."""
     process = was_welcomed(a_record(world=WORLD), **{**MEMBER, "ranks": (2,)})
     process.failed(a_claim(), refused=True)
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.all(Connect) == []
     beat(process.register)
     process.wait(0.1)
@@ -307,7 +308,7 @@ def test_who_may_not_claim_waits_says_so_and_keeps_trying() -> None:
     """Rule 17a: `is_host=false` claims nothing."""
     process = looking(None, is_host=False)
     assert process.election.why == "nobody serves this run, and this node may not"
-    assert process.told == [Wait(None)]
+    assert process.told == [Listen(None)]
     process.wait(10.0)
     assert (process.all(Serve), process.all(Connect)) == ([], [])
     process.register.put(a_record())
@@ -321,7 +322,7 @@ def test_who_may_not_claim_goes_on_trying_a_stale_claim() -> None:
     process.wait(2 * REST_S)
     process.forget()
     process.wait(POLL_S)
-    assert process.told == [Connect(a_claim(), 3), Wait(1)]
+    assert process.told == [Connect(a_claim(), 3), Listen(1)]
     assert process.election.why == "nobody serves this run, and this node may not"
 
 
@@ -367,8 +368,8 @@ def test_a_claim_that_was_written_while_the_last_node_left_is_removed_before_any
     process = looking(None)
     process.answer(Bind)
     process.leave()
-    process.answer(Write)
-    process.answer(Write)
+    process.answer(WriteRecord)
+    process.answer(WriteRecord)
     assert process.register.record.claim is None
     assert (process.all(Serve), process.only(Stop).handed_over) == ([], True)
     process.look()
@@ -381,12 +382,12 @@ def test_a_claim_that_was_written_while_the_last_node_left_is_removed_before_any
 def test_the_second_rank_waits_and_claims_where_the_first_did_not() -> None:
     """Rule 17b: it reads once more before it does."""
     process = looking(a_record(world=WORLD, claim=None), **{**MEMBER, "ranks": (1,)})
-    assert process.told == [Wait(1)]
+    assert process.told == [Listen(1)]
     assert process.election.wake_at() == pytest.approx(START + 0.03)
     assert process.election.why == "nobody serves this run: other nodes may claim it first"
     process.now += 0.03
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     process.settle()
     own(process)
 
@@ -405,7 +406,7 @@ def test_a_changed_record_ends_the_wait() -> None:
     process.now += 0.01
     process.register.put(a_record(epoch=4, world=WORLD, claim=a_claim("c2")))
     process.changed()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.only(Connect) == Connect(a_claim("c2"), 4)
     process.wait(1.0)
     assert process.all(Serve) == []
@@ -417,7 +418,7 @@ def test_a_record_that_changed_and_has_no_claim_again_starts_the_wait_over() -> 
     process.now += 0.05
     process.register.put(a_record(epoch=4, world=WORLD, claim=None))
     process.changed()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.election.wake_at() == pytest.approx(START + 0.05 + 0.06)
 
 
@@ -473,7 +474,7 @@ def test_a_server_that_still_answers_has_time_to_renew_a_claim_that_went_stale()
         process.now = began + step * SETTINGS.heartbeat_timeout_s / 3
         process.candidate = msgspec.structs.replace(process.candidate, heard_at=process.now)
         process.look()
-        process.answer(Read)
+        process.answer(ReadRecord)
     assert process.election.serving is None
     process.now += SETTINGS.heartbeat_timeout_s / 2
     process.candidate = msgspec.structs.replace(process.candidate, heard_at=process.now)
@@ -490,8 +491,8 @@ FAILED = EndedIncarnation("r1", Ending.FAILED, "too few")
 @pytest.mark.parametrize(
     "record",
     [
-        a_record(world=WORLD, closing=Outcome(Ending.FAILED, "too few")),
-        a_record(world=WORLD, closing=Outcome(Ending.FAILED, "too few"), claim=None),
+        a_record(world=WORLD, closing=RecordedEnding(Ending.FAILED, "too few")),
+        a_record(world=WORLD, closing=RecordedEnding(Ending.FAILED, "too few"), claim=None),
         a_record(incarnation="r2", last=FAILED),
         a_record(incarnation="r2", last=FAILED, claim=None),
     ],
@@ -507,9 +508,9 @@ def test_a_member_of_an_incarnation_that_has_ended_needs_no_server_to_know_it(re
 def test_the_ending_of_another_incarnation_is_not_ones_own() -> None:
     """Rule 17h."""
     process = looking(a_record(incarnation="r9", last=EndedIncarnation("r8", Ending.FAILED)), **MEMBER)
-    assert process.told == [Connect(a_claim(), 3), Wait(1)]
-    process = looking(a_record(incarnation="r9", closing=Outcome(Ending.FAILED)), **MEMBER)
-    assert process.told == [Connect(a_claim(), 3), Wait(1)]
+    assert process.told == [Connect(a_claim(), 3), Listen(1)]
+    process = looking(a_record(incarnation="r9", closing=RecordedEnding(Ending.FAILED)), **MEMBER)
+    assert process.told == [Connect(a_claim(), 3), Listen(1)]
 
 
 @pytest.mark.parametrize("incarnation", ["", "r1"])
@@ -517,7 +518,7 @@ def test_a_fresh_node_that_finds_a_closed_record_without_a_living_claim_founds_t
     incarnation: str,
 ) -> None:
     """Rule 17h: also one that was told of the incarnation that ended, and was never in a world of it."""
-    closed = a_record(world=WORLD, closing=Outcome(Ending.FAILED, "too few"), claim=None)
+    closed = a_record(world=WORLD, closing=RecordedEnding(Ending.FAILED, "too few"), claim=None)
     process = looking(closed, incarnation=incarnation)
     process.settle()
     run = process.only(Serve).run
@@ -527,8 +528,8 @@ def test_a_fresh_node_that_finds_a_closed_record_without_a_living_claim_founds_t
 
 def test_a_fresh_node_that_finds_a_closed_record_asks_its_living_server() -> None:
     """Rule 17h: it answers for `closed_ttl`."""
-    process = looking(a_record(world=WORLD, closing=Outcome(Ending.FAILED, "too few")))
-    assert process.told == [Connect(a_claim(), 3), Wait(1)]
+    process = looking(a_record(world=WORLD, closing=RecordedEnding(Ending.FAILED, "too few")))
+    assert process.told == [Connect(a_claim(), 3), Listen(1)]
 
 
 # The register itself --------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from rallypoint.client.link import Link
 from rallypoint.client.locator import Target
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.core.model import Bounds, Settings
 from rallypoint.errors import RendezvousError
 from rallypoint.location.fixed import FixedLocator
 from rallypoint.location.member import LocatedMember
+from rallypoint.messages.types import Bounds, Settings
 from tests.faults.harness import free_port
 from tests.waiting import PATIENCE_S, until
 

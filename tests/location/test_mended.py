@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rallypoint.core.model import Bounds, Ending
-from rallypoint.core.notices import KeepWaiting
-from rallypoint.core.record import Outcome
-from rallypoint.location.actions import Bind, Doubt, Ended, Read, Unbind, Write
+from rallypoint.location.actions import Bind, Doubt, Ended, ReadRecord, Unbind, WriteRecord
+from rallypoint.messages.notices import KeepWaiting
+from rallypoint.messages.types import Bounds, Ending
+from rallypoint.record import RecordedEnding
 from tests.location.support import REST_S, WORLD, Process, ScriptedRegister, Server, a_claim, a_record
 from tests.location.test_election import MEMBER, looking, was_welcomed
 from tests.location.test_serving import a_server, sealed, wants
@@ -29,7 +29,7 @@ def test_a_claim_that_welcomed_again_after_a_refusal_is_not_taken_when_a_connect
     process.settle()
     process.now += 60.0
     process.failed(a_claim(), refused=False)
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert not isinstance(process.call, Bind)
 
 
@@ -40,7 +40,7 @@ def test_an_answer_that_came_after_rest_s_does_not_lift_the_doubt_for_a_moment()
     process.now += REST_S
     process.tick()
     assert len(process.all(Doubt)) == 1
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert Doubt("") not in process.told
 
 
@@ -48,9 +48,9 @@ def test_a_port_that_was_bound_is_given_back_when_the_incarnation_turns_out_to_h
     """Rule 17h: `Ended` is returned without `Unbind`."""
     process = looking(a_record(world=WORLD, claim=None), **MEMBER)
     process.answer(Bind)
-    process.register.put(a_record(world=WORLD, closing=Outcome(Ending.SUCCEEDED), epoch=4))
-    process.answer(Write)
-    process.answer(Read)
+    process.register.put(a_record(world=WORLD, closing=RecordedEnding(Ending.SUCCEEDED), epoch=4))
+    process.answer(WriteRecord)
+    process.answer(ReadRecord)
     assert len(process.all(Ended)) == 1
     assert process.all(Unbind) == [Unbind()]
 
@@ -62,13 +62,13 @@ def test_the_stagger_is_kept_the_second_time_where_the_register_did_not_change()
     register.put(a_record(world=WORLD))
     process = Process(register, **{**MEMBER, "ranks": (2,)})
     process.look()
-    process.answer(Read)
+    process.answer(ReadRecord)
     register.claim_lives = True
     process.welcomed(a_claim(), 3)
     process.now += 60.0
     register.claim_lives = False
     process.look()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.call is None
 
 

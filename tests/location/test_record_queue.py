@@ -10,13 +10,14 @@ from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State
 from rallypoint.core.changes import Durability
-from rallypoint.core.model import Bounds, Reason, Run
-from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed, StandBy
-from rallypoint.core.ranking import POLICIES
-from rallypoint.core.record import of
+from rallypoint.core.model import Run
+from rallypoint.messages.notices import Broken, KeepWaiting, Placed, RunClosed, StandBy
+from rallypoint.messages.types import Bounds, Reason
+from rallypoint.ranking import POLICIES
+from rallypoint.record import of
 from rallypoint.server.effects import ToRecord
 from rallypoint.server.run_state import Output, RunState
-from rallypoint.server.runs import Change, Input, Runs, Turn
+from rallypoint.server.runs import AppliedInput, Change, HostedRuns, RunInput
 from tests.location.support import SETTINGS, START, Server, state_of
 
 NONE, FINISH, SEAL = Durability.NONE, Durability.FINISH, Durability.SEAL_OR_CLOSE
@@ -31,7 +32,7 @@ class Queue:
     def __init__(self, *, keeps_records: bool = True) -> None:
         numbers = itertools.count(1)
         self.now = START
-        self.runs = Runs(START, lambda: str(next(numbers)), POLICIES, keeps_records=keeps_records, elected=True)
+        self.runs = HostedRuns(START, lambda: str(next(numbers)), POLICIES, keeps_records=keeps_records, elected=True)
         self.runs.restore(Run(run_id="run", incarnation="r1"), 1, START)
         self.told: list[str] = []
         self.times: list[float] = []
@@ -50,13 +51,13 @@ class Queue:
         self._input(None, number)
 
     def _input(self, change: Change | None, asked: int = 0) -> None:
-        self._tell(list(self.runs.take("run", Input(change, None, int(bool(asked)), asked), self.now)))
+        self._tell(list(self.runs.take("run", RunInput(change, None, int(bool(asked)), asked), self.now)))
 
     def recorded(self) -> None:
         """The record is written."""
         self._tell(list(self.runs.recorded("run", self.now)))
 
-    def _tell(self, turns: list[Turn]) -> None:
+    def _tell(self, turns: list[AppliedInput]) -> None:
         self.told += [turn.output.why for turn in turns if turn.output.why]
         self.times += [turn.now for turn in turns]
         self.answered += [turn.asked for turn in turns if turn.asked]

@@ -12,16 +12,18 @@ from typing import Any, Protocol
 
 import pytest
 
-from rallypoint.core.model import Bounds
-from rallypoint.core.record import Record, encode
-from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, tcp_store
-from rallypoint.elastic.documents import ETCD_V2_FOLDER
+from rallypoint.backends.c10d_stores import tcp_store
+from rallypoint.backends.etcd_v2_client import make_client
+from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend
 from rallypoint.elastic.etcd_rendezvous_backend import EtcdRendezvousBackend
-from rallypoint.elastic.etcd_v2_client import make_client, parse_endpoints
 from rallypoint.location.register import Entry, Register
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.location.registers.memory import MemoryRegister
+from rallypoint.messages.types import Bounds
+from rallypoint.net import parse_endpoints
+from rallypoint.record import Record, encode
 from rallypoint.stores import FileStore
+from rallypoint.stores.documents import ETCD_V2_FOLDER
 from tests.etcd.servers import running
 from tests.waiting import PATIENCE_S
 
@@ -130,7 +132,7 @@ class EtcdV2:
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._run_id = f"run-{next(_runs)}"
         endpoint = stack.enter_context(running("3.5")).members[0].endpoint
-        self._client = make_client(parse_endpoints(endpoint), read_timeout_s=PATIENCE_S)
+        self._client = make_client(parse_endpoints(endpoint, 2379), read_timeout_s=PATIENCE_S)
 
     def open(self) -> Register:
         return BackendRegister(lambda: EtcdRendezvousBackend(self._client, self._run_id, ETCD_V2_FOLDER))

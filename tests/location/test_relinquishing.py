@@ -9,11 +9,11 @@ import pytest
 from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State
-from rallypoint.core.model import Bounds
-from rallypoint.core.notices import Broken, KeepWaiting
-from rallypoint.core.record import Record
-from rallypoint.location.actions import ClaimedAgain, Doubt, Read, Renewed, Stop, Write
-from rallypoint.location.serving import OTHERS_FIRST_S
+from rallypoint.location.actions import ClaimedAgain, Doubt, ReadRecord, Renewed, Stop, WriteRecord
+from rallypoint.location.held_claim import OTHERS_FIRST_S
+from rallypoint.messages.notices import Broken, KeepWaiting
+from rallypoint.messages.types import Bounds
+from rallypoint.record import Record
 from tests.core.stage import Stage
 from tests.location.support import REST_S, SETTINGS, Process, ScriptedRegister, Server, elected, state_of
 from tests.location.test_serving import a_server_with_a_world, successor_of
@@ -145,7 +145,7 @@ def relinquished(*, leases: bool = False) -> tuple[Process, Stage, Record]:
     before = process.register.record
     process.serving.relinquish(stage.run, process.now)
     process.tick()
-    process.answer(Write)
+    process.answer(WriteRecord)
     return process, stage, before
 
 
@@ -204,9 +204,9 @@ def test_a_server_that_another_one_follows_at_that_very_moment_is_deposed() -> N
     process, _, _ = relinquished()
     process.now += OTHERS_S
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     process.register.put(successor_of(process.register.record))
-    process.answer(Write)
+    process.answer(WriteRecord)
     process.settle()
     assert [type(action) for action in process.told] == [Stop]
 
@@ -231,9 +231,9 @@ def test_a_claim_that_still_stands_lets_nobody_go_on_while_it_is_to_be_removed()
     process.lose_answer(applied=False)
     process.now += 0.1
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.told == []
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.register.record.claim is None
 
 
@@ -243,7 +243,7 @@ def test_a_world_that_is_broken_is_said_to_be() -> None:
     stage.lose("b")
     process.serving.relinquish(stage.run, process.now)
     process.tick()
-    process.answer(Write)
+    process.answer(WriteRecord)
     world = process.register.record.world
     assert world is not None
     assert world.broken

@@ -7,9 +7,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from rallypoint.core.model import EndedIncarnation, Ending, Reason, Run, rank_bitmap
-from rallypoint.core.record import Record
-from rallypoint.location.actions import ClaimedAgain, Connect, Doubt, Read, Recorded, Renewed, Serve, Stop, Write
+from rallypoint.core.model import EndedIncarnation, Run, rank_bitmap
+from rallypoint.location.actions import (
+    ClaimedAgain,
+    Connect,
+    Doubt,
+    ReadRecord,
+    Recorded,
+    Renewed,
+    Serve,
+    Stop,
+    WriteRecord,
+)
+from rallypoint.messages.types import Ending, Reason
+from rallypoint.record import Record
 from tests.core.stage import Stage
 from tests.location.support import REST_S, START, WORLD, Process, ScriptedRegister, a_claim, a_record, elected
 
@@ -32,11 +43,11 @@ def sealed(run: Run) -> Stage:
     return stage
 
 
-def wants(process: Process, run: Run, *ranks: int) -> Write:
+def wants(process: Process, run: Run, *ranks: int) -> WriteRecord:
     """The server asks for something to be recorded; the write that this makes, which is open."""
     process.serving.want(run, ranks)
     process.tick()
-    assert isinstance(process.call, Write)
+    assert isinstance(process.call, WriteRecord)
     return process.call
 
 
@@ -96,9 +107,9 @@ def test_a_write_that_never_arrived_is_written_again() -> None:
     process.lose_answer(applied=False)
     process.now += FIRST_RETRY_S
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.told == []
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == [Recorded("run")]
     record = process.register.record
     assert record.world == write.record.world
@@ -112,11 +123,11 @@ def test_an_earlier_attempt_that_arrived_late_is_recognised() -> None:
     process.lose_answer(applied=False)
     process.now += FIRST_RETRY_S
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.register.write(first.value, first.token) is not None
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == []
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert (process.told, process.call) == ([Recorded("run")], None)
     assert process.register.record == first.record
 
@@ -131,9 +142,9 @@ def test_what_is_wanted_meanwhile_is_not_taken_for_recorded() -> None:
     process.serving.want(stage.run, ())
     process.now += FIRST_RETRY_S
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.told == []
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == [Recorded("run")]
     world = process.register.record.world
     assert world is not None
@@ -188,7 +199,7 @@ def test_that_another_process_was_met_is_written_when_there_is_time_and_carried_
     assert process.register.record.met == 1
     process.serving.meet()
     process.tick()
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert (process.register.record.epoch, process.register.record.met) == (4, 4)
     assert (process.told, process.call) == ([], None)
     wants(process, sealed(run).run)
@@ -215,7 +226,7 @@ def test_a_server_is_deposed_by_an_epoch_above_its_own() -> None:
     assert process.only(Stop) == Stop("another server was elected: epoch 2 came after epoch 1", 2)
     assert (process.election.serving, process.call, process.election.wake_at()) == (None, None, None)
     process.look()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.all(Connect) == [Connect(a_claim("c2"), 2)]
 
 
@@ -225,8 +236,8 @@ def test_a_deposed_server_learns_so_by_its_next_write_at_the_latest() -> None:
     process.register.put(successor_of(process.register.record))
     stage.finish("a")
     wants(process, stage.run)
-    process.answer(Write)
-    process.answer(Read)
+    process.answer(WriteRecord)
+    process.answer(ReadRecord)
     assert [type(action) for action in process.told] == [Stop]
     assert process.register.record.write_id == "by c2"
 
@@ -257,7 +268,7 @@ def test_a_run_that_was_only_founded_anew_does_not_depose_a_server() -> None:
     process, _ = a_server(a_record(claim=None))
     process.register.put(a_record(incarnation="r7", epoch=1, round=0, world=None, claim=a_claim("c2")))
     process.check()
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.register.record.incarnation == "r1"
 
 
@@ -267,7 +278,7 @@ def test_the_incarnation_before_its_own_does_not_depose_a_server() -> None:
     process, _ = a_server(a_record(claim=None, last=last))
     process.register.put(a_record(incarnation="r0", epoch=2, round=3))
     process.check()
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == [ClaimedAgain(5)]
     assert process.register.record.incarnation == "r1"
 
@@ -288,7 +299,7 @@ def test_a_server_whose_register_was_emptied_claims_again_and_keeps_its_memory()
     process.register.empty()
     process.check()
     write = process.call
-    assert isinstance(write, Write)
+    assert isinstance(write, WriteRecord)
     assert write.token is None
     process.answer()
     assert process.told == [ClaimedAgain(2)]
@@ -304,7 +315,7 @@ def test_a_server_claims_again_where_the_register_shows_a_lower_epoch_or_its_own
     process, _ = a_server(a_record(claim=None))
     process.register.put(a_record(epoch=epoch, claim=a_claim("c0"), write_id="by another"))
     process.check()
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == [ClaimedAgain(5)]
     claim = process.register.record.claim
     assert claim is not None
@@ -317,9 +328,9 @@ def test_a_record_that_was_written_anew_as_it_was_is_its_own_still() -> None:
     process.register.touch()
     stage.finish("a")
     wants(process, stage.run)
-    process.answer(Write)
-    process.answer(Read)
-    process.answer(Write)
+    process.answer(WriteRecord)
+    process.answer(ReadRecord)
+    process.answer(WriteRecord)
     assert process.told == [Recorded("run")]
     assert process.register.record.epoch == 1
 
@@ -329,8 +340,8 @@ def test_a_server_claims_above_a_higher_epoch_that_a_hello_named_and_nobody_conf
     process, run = a_server()
     process.serving.hear_epoch(run.incarnation, 6)
     process.tick()
-    process.answer(Read)
-    process.answer(Write)
+    process.answer(ReadRecord)
+    process.answer(WriteRecord)
     assert process.told == [ClaimedAgain(7)]
     assert process.register.record.epoch == 7
     process.serving.hear_epoch(run.incarnation, 6)
@@ -344,7 +355,7 @@ def test_a_higher_epoch_that_the_register_confirms_deposes_the_server() -> None:
     process.register.put(successor_of(process.register.record))
     process.serving.hear_epoch(run.incarnation, 2)
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.only(Stop).epoch == 2
 
 
@@ -367,10 +378,10 @@ def test_a_server_whose_lease_is_gone_claims_again(call: str) -> None:
         process.check()
     else:
         wants(process, sealed(run).run)
-        process.answer(Write)
-        process.answer(Read)
+        process.answer(WriteRecord)
+        process.answer(ReadRecord)
     register.claim_lives = True
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.all(ClaimedAgain) == [ClaimedAgain(2)]
     process.settle()
     assert (register.record.epoch, process.call) == (2, None)
@@ -382,12 +393,12 @@ def test_to_claim_again_after_a_stale_read_fails_by_the_token() -> None:
     stale = a_record(epoch=1, incarnation=process.serving.record.incarnation, round=0, claim=None)
     process.register.put(stale)
     process.changed()
-    process.open_call(Read)
+    process.open_call(ReadRecord)
     entry = process.register.read()
     process.register.put(successor_of(process.serving.record))
     process.do(process.election.read(entry, process.now))
-    process.answer(Write)
-    process.answer(Read)
+    process.answer(WriteRecord)
+    process.answer(ReadRecord)
     assert [type(action) for action in process.told] == [Stop]
     assert process.register.record.write_id == "by c2"
 
@@ -480,7 +491,7 @@ def test_a_deposed_server_is_not_renewed_by_what_it_reads() -> None:
     process.register.empty()
     process.check()
     assert process.serving.renewed_at == START
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.serving.renewed_at == START + 1.0
 
 
@@ -491,10 +502,10 @@ def test_after_a_pause_only_what_the_register_is_asked_after_it_renews_the_claim
     process.now += 4.0
     process.serving.renew(process.now)
     process.tick()
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == [Recorded("run")]
     process.now += 0.1
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.told == [Recorded("run"), Renewed("run", START + 4.0)]
 
 
@@ -505,9 +516,9 @@ def test_a_read_from_before_a_pause_does_not_renew_the_claim() -> None:
     process.now += 4.0
     process.serving.renew(process.now)
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.told == []
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert process.told == [Renewed("run", START + 4.0)]
 
 
@@ -518,7 +529,7 @@ def test_a_server_that_was_deposed_in_its_pause_is_not_renewed() -> None:
     process.now += 7.0
     process.serving.renew(process.now)
     process.tick()
-    process.answer(Read)
+    process.answer(ReadRecord)
     assert (process.all(Renewed), len(process.all(Stop))) == ([], 1)
 
 
@@ -531,7 +542,7 @@ def leaves(process: Process, run: Run | None) -> Record:
     assert before is not None
     process.leave(run)
     write = process.call
-    assert isinstance(write, Write)
+    assert isinstance(write, WriteRecord)
     assert write.token == before.token
     process.answer()
     assert process.only(Stop).handed_over
@@ -570,9 +581,9 @@ def test_a_rank_that_finished_is_marked_before_its_server_hands_over() -> None:
     stage.finish("a")
     process.serving.want(stage.run, ())
     process.leave(stage.run)
-    process.answer(Write)
+    process.answer(WriteRecord)
     assert process.told == [Recorded("run")]
-    process.answer(Write)
+    process.answer(WriteRecord)
     record = process.register.record
     assert record.claim is None
     assert record.world is not None
@@ -602,8 +613,8 @@ def test_a_handover_does_not_remove_the_claim_of_a_successor() -> None:
     process, stage = a_server_with_a_world()
     process.register.put(successor_of(process.register.record))
     process.leave(stage.run)
-    process.answer(Write)
-    process.answer(Read)
+    process.answer(WriteRecord)
+    process.answer(ReadRecord)
     assert process.only(Stop).handed_over
     assert process.register.record.write_id == "by c2"
     process.look()
@@ -627,7 +638,7 @@ def test_a_server_that_leaves_an_emptied_register_claims_nothing_again() -> None
     process, stage = a_server_with_a_world()
     process.register.empty()
     process.leave(stage.run)
-    process.answer(Write)
-    process.answer(Read)
+    process.answer(WriteRecord)
+    process.answer(ReadRecord)
     assert process.only(Stop).handed_over
     assert (process.call, process.register.read()) == (None, None)

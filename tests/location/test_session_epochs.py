@@ -10,9 +10,9 @@ import pytest
 from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State
-from rallypoint.core.messages import CloseAsked, Left
-from rallypoint.core.model import Bounds, Reason
-from rallypoint.core.notices import Placed
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.requests import CloseAsked, Left
+from rallypoint.messages.types import Bounds, Reason
 from tests.location.support import Server, is_heard
 
 

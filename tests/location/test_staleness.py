@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from rallypoint.location.staleness import Watched, seen
+from rallypoint.location.staleness import SeenClaim, seen
 from tests.location.support import a_claim, a_record
 
 REST_S = 6.0
 
 
-def read(watched: Watched, started: float, ended: float | None = None, *, epoch: int = 3, **claim: Any) -> Watched:
+def read(watched: SeenClaim, started: float, ended: float | None = None, *, epoch: int = 3, **claim: Any) -> SeenClaim:
     """A read shows the claim."""
     record = a_record(epoch=epoch, claim=a_claim(**{"rest_s": REST_S, **claim}))
     return seen(watched, record, None, started, started if ended is None else ended)
 
 
-def rested(until: float, **claim: Any) -> Watched:
+def rested(until: float, **claim: Any) -> SeenClaim:
     """What a reader knows that has seen the same beat from 100.0 to this time, every second."""
-    watched = read(Watched(), 99.0, 100.0, **claim)
+    watched = read(SeenClaim(), 99.0, 100.0, **claim)
     for moment in itertools.count(101.0):
         if moment >= until:
             return read(watched, until, **claim)
@@ -33,7 +33,7 @@ def rested(until: float, **claim: Any) -> Watched:
 def test_a_beat_that_rests_for_longer_than_the_claim_itself_allows_is_stale(rest_s: float) -> None:
     """Rule 17a: the claim's own `rest_s` counts, and not a time-out of the reader."""
     step = rest_s / 4
-    watched = read(Watched(), 100.0, rest_s=rest_s)
+    watched = read(SeenClaim(), 100.0, rest_s=rest_s)
     for count in range(1, 5):
         watched = read(watched, 100.0 + count * step, rest_s=rest_s)
         assert not watched.stale
@@ -79,7 +79,7 @@ def test_a_read_that_took_long_is_no_gap_by_itself() -> None:
 def test_where_there_are_leases_they_alone_tell(lives: bool) -> None:
     """Rule 17a: at the first read that shows the lease gone; a beat may rest for ever while it lives."""
     record = a_record(claim=a_claim(rest_s=REST_S))
-    watched = Watched()
+    watched = SeenClaim()
     for moment in range(100, 120):
         watched = seen(watched, record, lives, float(moment), float(moment))
         assert watched.stale is not lives

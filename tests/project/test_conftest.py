@@ -19,7 +19,10 @@ def run_pytest(tmp_path: Path) -> Pytest:
     """Run pytest with the project's conftest and settings on files that are given as path=text."""
 
     def run(files: dict[str, str], *arguments: str, failing: bool = False) -> str:
-        for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/project/__init__.py"):
+        for name in (
+            "pyproject.toml",
+            *(f"tests/{name}.py" for name in ("__init__", "conftest", "needs", "project/__init__")),
+        ):
             files = {name: (ROOT / name).read_text(encoding="utf-8"), **files}
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -95,3 +98,26 @@ def test_soaks_can_be_left_out(run_pytest: Pytest) -> None:
     soak = "import pytest\n@pytest.mark.soak\ndef test_long(): ...\ndef test_short(): ...\n"
     suite = {"tests/core/__init__.py": "", "tests/core/test_a.py": soak}
     assert "1 passed, 1 deselected" in run_pytest(suite, "-m", "not soak")
+
+
+def test_a_test_is_marked_by_what_it_needs(run_pytest: Pytest) -> None:
+    asks = "def test_it(request): assert {mark.name for mark in request.node.own_markers} == "
+    suite = {
+        "torch/__init__.py": "",
+        "torch/distributed.py": "",
+        "tests/core/__init__.py": "",
+        "tests/core/children.py": "def start():\n    import subprocess\n",
+        "tests/core/kinds.py": "import torch\n",
+        "tests/core/test_bare.py": f"from tests.core import kinds\n{asks} set()\n",
+        "tests/core/test_needy.py": f"import torch.distributed\nfrom tests.core.children import start\n{asks}"
+        "{'processes', 'torch'}\n",
+        "tests/core/test_kinds.py": "import pytest\n@pytest.mark.parametrize('kind', ['file', 'EtcdStore'])\n"
+        "def test_it(request, kind): assert ('etcd' in request.keywords) is (kind == 'EtcdStore')\n",
+        "tests/torchrun/__init__.py": "",
+        "tests/torchrun/test_agent.py": f"{asks}{{'torch'}}\n",
+        "tests/etcd/__init__.py": "",
+        "tests/etcd/servers.py": "import subprocess\n",
+        "tests/etcd/conftest.py": "from tests.etcd.servers import subprocess\n",
+        "tests/etcd/test_server.py": f"{asks}{{'etcd'}}\n",
+    }
+    assert "6 passed" in run_pytest(suite, "-q")

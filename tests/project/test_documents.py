@@ -11,20 +11,42 @@ from typing import Any
 
 import pytest
 
+from rallypoint.backends import etcd_v3, fixed
+from rallypoint.backends.options import Option
 from rallypoint.core.phases import diagram
-from rallypoint.elastic import etcd_v3_handler, rallypoint_handler
-from rallypoint.elastic.options import Option
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_picture_of_the_phases_is_the_one_the_core_draws(rewrite: bool) -> None:
-    page = ROOT / "docs" / "ARCHITECTURE.md"
+    page = ROOT / "docs" / "rules.md"
     text = page.read_text(encoding="utf-8")
     drawn = f"```mermaid\n{diagram()}\n```"
     if rewrite:
         page.write_text(re.sub(r"```mermaid\n.*?\n```", drawn, text, flags=re.DOTALL), encoding="utf-8")
     assert drawn in page.read_text(encoding="utf-8"), "the picture is old: pytest --rewrite draws it anew"
+
+
+def test_the_page_on_the_architecture_names_what_there_is() -> None:
+    """Files and folders, and the functions and classes that it says are in them."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = dict.fromkeys(re.findall(r"(?<![\w/])((?:[a-z_]+/)*[a-z_0-9]+\.py)(?::? ((?:\w+\.)?\w+)(?:\(\)|`))?", text))
+    missing = [" ".join(name) for name in named if not _is_there(*name)]
+    folders = re.findall(r"`((?:[a-z_0-9]+/)+)`", text)
+    assert missing + [folder for folder in folders if not _found(folder)] == []
+    assert len(named) > 20, "the names are written in another way now"
+
+
+def _found(name: str) -> list[Path]:
+    """Where a file or folder is that the page names: below the package, beside it, or in the folder of its row."""
+    package = ROOT / "src" / "rallypoint"
+    return [path for path in (package / name, ROOT / name) if path.exists()] or sorted(package.glob(f"*/{name}"))
+
+
+def _is_there(file: str, name: str) -> bool:
+    sources = [path.read_text(encoding="utf-8") for path in _found(file) or sorted(ROOT.glob(f"simulation/{file}"))]
+    wanted = name.split(".") if name else []
+    return any(all(re.search(rf"(?:def|class) {part}\b", source) for part in wanted) for source in sources)
 
 
 def test_the_example_in_the_readme_prints_what_it_says() -> None:
@@ -38,9 +60,7 @@ def test_the_example_in_the_readme_prints_what_it_says() -> None:
     assert told.stdout.splitlines() == ["0 1 b'hello'", "False", "2"]
 
 
-@pytest.mark.parametrize(
-    ("page", "options"), [("server.md", rallypoint_handler.OPTIONS), ("etcd-v3.md", etcd_v3_handler.OPTIONS)]
-)
+@pytest.mark.parametrize(("page", "options"), [("server.md", fixed.OPTIONS), ("etcd-v3.md", etcd_v3.OPTIONS)])
 def test_every_option_of_a_backend_stands_in_its_document(page: str, options: tuple[Option[Any], ...]) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert [option.name for option in options if f"`{option.name}`" not in text] == []

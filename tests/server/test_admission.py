@@ -5,22 +5,23 @@ from __future__ import annotations
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.model import Closing, Ending, Phase, Run
+from rallypoint.core.model import Closing, Phase, Run
+from rallypoint.messages.types import Ending
 from rallypoint.server.admission import Admission
-from rallypoint.server.limits import Limits
+from rallypoint.server.limits import ServerLimits
 from rallypoint.server.run_state import RunState
-from rallypoint.server.runs import Hosted
+from rallypoint.server.runs import HostedRun
 from rallypoint.server.sockets import is_from_this_machine
 
 HELLO = protocol.Hello(protocol.VERSION, "new", "node", 1)
-ADMISSION = Admission(Limits(runs=2))
+ADMISSION = Admission(ServerLimits(runs=2))
 
 
-def hosted(name: str, *, ended: bool) -> Hosted:
+def hosted(name: str, *, ended: bool) -> HostedRun:
     """A run that gathers, or one that has ended and is kept so that its members are told."""
     closing = Closing(Ending.SUCCEEDED, "all members have finished", 0.0)
     run = Run(run_id=name, phase=Phase.CLOSED, closing=closing) if ended else Run(run_id=name)
-    return Hosted(RunState(run), 7.0)
+    return HostedRun(RunState(run), 7.0)
 
 
 def refusal(open_runs: int, ended_runs: int) -> str:
@@ -42,9 +43,9 @@ def test_runs_that_have_ended_are_not_kept_without_end() -> None:
 
 
 def test_a_server_inside_a_node_is_administered_from_its_own_machine_only() -> None:
-    admission, visitor = Admission(Limits(), "job", visitors=False), protocol.Hello(protocol.VERSION)
-    assert admission.refusal(visitor, {}, is_local=True) == ""
-    assert admission.refusal(visitor, {}, is_local=False) == (
+    admission, admin = Admission(ServerLimits(), "job", remote_admins=False), protocol.Hello(protocol.VERSION)
+    assert admission.refusal(admin, {}, is_local=True) == ""
+    assert admission.refusal(admin, {}, is_local=False) == (
         "this server is part of a job and is administered from its own machine only: run the command there"
     )
     assert admission.refusal(protocol.Hello(protocol.VERSION, "job", "node", 1), {}, is_local=False) == ""

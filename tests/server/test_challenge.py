@@ -1,4 +1,4 @@
-"""Rule 17j: a visitor proves that it knows the secret of the claim before it learns or changes anything."""
+"""Rule 17j: an administrator proves that it knows the secret of the claim before it learns or changes anything."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.messages import CloseAsked, Joined
-from rallypoint.core.model import Bounds, Closing, Ending, Node, Run
+from rallypoint.core.model import Closing, Run
+from rallypoint.messages.requests import CloseAsked, Joined
+from rallypoint.messages.types import Bounds, Ending, Node
 from rallypoint.server.coordinator import Coordinator
-from rallypoint.server.limits import Limits
+from rallypoint.server.limits import ServerLimits
 
 SECRET = "the secret of the claim"
 RUN = "a-private-run"
@@ -28,20 +29,20 @@ ASKS = [
     protocol.Hello(protocol.VERSION, RUN, "a.1", 1),
     CloseAsked("a.1"),
 ]
-LIMITS = Limits(hello_s=10.0)
+LIMITS = ServerLimits(hello_s=10.0)
 
 
 class Server:
     """A server without sockets, and its callers."""
 
-    def __init__(self, *, secret: str = SECRET, claim_id: str = "c1", visitors: bool = True) -> None:
+    def __init__(self, *, secret: str = SECRET, claim_id: str = "c1", remote_admins: bool = True) -> None:
         numbers = itertools.count(1)
         self._callers = itertools.count(1)
         self.coordinator = Coordinator(
             monotonic=0.0,
             mint=lambda: f"m{next(numbers)}",
             only_run=RUN,
-            visitors=visitors,
+            remote_admins=remote_admins,
             restored=[(Run(run_id=RUN, incarnation="r1", bounds=Bounds(2, 2)), 1)],
             limits=LIMITS,
             claim_id=claim_id,
@@ -113,38 +114,38 @@ def turned_away(heard: list[protocol.FromServer], *, final: bool = False) -> str
     return goodbye.why
 
 
-@pytest.mark.parametrize("visitors", [True, False])
-def test_a_visitor_that_knows_the_secret_may_ask(visitors: bool) -> None:
-    server = Server(visitors=visitors)
+@pytest.mark.parametrize("remote_admins", [True, False])
+def test_an_administrator_that_knows_the_secret_may_ask(remote_admins: bool) -> None:
+    server = Server(remote_admins=remote_admins)
     server.joined("a")
-    visitor = server.caller().proven()
-    (runs,) = visitor.say(protocol.AskRuns(1))
+    admin = server.caller().proven()
+    (runs,) = admin.say(protocol.AskRuns(1))
     assert isinstance(runs, protocol.Runs)
     assert [line.run_id for line in runs.runs] == [RUN]
-    (status,) = visitor.say(protocol.AskStatus(2, RUN))
+    (status,) = admin.say(protocol.AskStatus(2, RUN))
     assert isinstance(status, protocol.Status)
     assert [node.name for node in status.nodes] == ["a"]
     evicted = f"node 'a' was evicted from run {RUN!r} and is kept out for 30 s"
-    assert visitor.say(protocol.AskEvict(3, RUN, "a")) == [protocol.Done(3, True, evicted)]
+    assert admin.say(protocol.AskEvict(3, RUN, "a")) == [protocol.Done(3, True, evicted)]
     assert server.run.live == 0
-    assert visitor.say(protocol.AskClose(4, RUN, "it is not wanted")) == [protocol.Done(4, True)]
+    assert admin.say(protocol.AskClose(4, RUN, "it is not wanted")) == [protocol.Done(4, True)]
     assert server.run.closing == Closing(Ending.FAILED, "it is not wanted", 0.1)
 
 
 @pytest.mark.parametrize("secret", ["", "another", SECRET.upper()])
-def test_a_visitor_with_a_wrong_secret_is_sent_back_to_the_register(secret: str) -> None:
-    visitor = Server().caller()
-    nonce = visitor.challenged()
-    why = turned_away(visitor.say(protocol.Proof(protocol.admin_mac(secret, nonce))))
+def test_an_administrator_with_a_wrong_secret_is_sent_back_to_the_register(secret: str) -> None:
+    admin = Server().caller()
+    nonce = admin.challenged()
+    why = turned_away(admin.say(protocol.Proof(protocol.admin_mac(secret, nonce))))
     assert why == "another server was meant: the secret is not that of this server's claim; read the record again"
-    assert not visitor.is_connected
+    assert not admin.is_connected
 
 
 @pytest.mark.parametrize("mac", ["", "0" * 64, "ä" * 64, "\U0001f511"])
 def test_a_proof_may_be_any_text(mac: str) -> None:
-    visitor = Server().caller()
-    visitor.challenged()
-    turned_away(visitor.say(protocol.Proof(mac)))
+    admin = Server().caller()
+    admin.challenged()
+    turned_away(admin.say(protocol.Proof(mac)))
 
 
 def test_a_proof_of_a_node_may_be_any_text() -> None:
@@ -164,10 +165,10 @@ def test_a_proof_of_another_connection_is_refused() -> None:
     turned_away(replaying.say(heard_before))
 
 
-def test_a_proof_of_a_node_is_not_one_of_a_visitor() -> None:
-    visitor = Server().caller()
-    visitor.challenged()
-    turned_away(visitor.say(protocol.Proof(protocol.proof_of(SECRET, HELLO))))
+def test_a_proof_of_a_node_is_not_one_of_an_administrator() -> None:
+    admin = Server().caller()
+    admin.challenged()
+    turned_away(admin.say(protocol.Proof(protocol.proof_of(SECRET, HELLO))))
 
 
 def test_a_proof_that_comes_with_the_hello_is_of_no_use() -> None:
@@ -182,22 +183,22 @@ def test_a_proof_that_comes_with_the_hello_is_of_no_use() -> None:
 def test_nothing_is_heard_before_the_proof(ask: msgspec.Struct, hurried: bool) -> None:
     server = Server()
     server.joined("a")
-    before, visitor = server.run, server.caller()
+    before, admin = server.run, server.caller()
     if hurried:
-        challenge, *heard = visitor.say(HELLO, ask, protocol.AskRuns(2))
+        challenge, *heard = admin.say(HELLO, ask, protocol.AskRuns(2))
         assert isinstance(challenge, protocol.Challenge)
     else:
-        visitor.challenged()
-        heard = visitor.say(ask)
+        admin.challenged()
+        heard = admin.say(ask)
     assert turned_away(heard).startswith("this server is part of a job: ")
-    assert not visitor.is_connected
+    assert not admin.is_connected
     assert server.run == before
 
 
 def test_what_cannot_be_read_is_not_final_before_the_proof() -> None:
-    visitor = Server().caller()
-    visitor.challenged()
-    assert "cannot be read" in turned_away(visitor.send(protocol.framed(b'{"type": "what"}')))
+    admin = Server().caller()
+    admin.challenged()
+    assert "cannot be read" in turned_away(admin.send(protocol.framed(b'{"type": "what"}')))
 
 
 def test_a_stranger_learns_nothing_of_the_run() -> None:
@@ -207,42 +208,42 @@ def test_a_stranger_learns_nothing_of_the_run() -> None:
         for run_id in (RUN, "another")
     }
     assert len(said) == 1
-    visitor = Server().caller()
-    assert visitor.challenged() == "m1"
-    assert server_says(visitor) == []
+    admin = Server().caller()
+    assert admin.challenged() == "m1"
+    assert server_says(admin) == []
 
 
-def server_says(visitor: Caller) -> list[protocol.FromServer]:
+def server_says(admin: Caller) -> list[protocol.FromServer]:
     """What a server says by itself."""
-    return visitor.read(visitor._server.coordinator.tick(1.0).sends)
+    return admin.read(admin._server.coordinator.tick(1.0).sends)
 
 
-def test_a_visitor_that_does_not_prove_is_not_waited_for() -> None:
+def test_an_administrator_that_does_not_prove_is_not_waited_for() -> None:
     server = Server()
-    visitor, proven = server.caller(), server.caller().proven()
-    visitor.challenged()
+    admin, proven = server.caller(), server.caller().proven()
+    admin.challenged()
     now, sends = 0.1, []
     while now < LIMITS.hello_s + 1.0:
         now = server.coordinator.wake_at(now)
         sends += server.coordinator.tick(now).sends
-    turned_away(visitor.read(sends))
-    assert not visitor.is_connected
+    turned_away(admin.read(sends))
+    assert not admin.is_connected
     assert proven.is_connected
 
 
 def test_a_challenged_visitor_is_told_that_another_process_serves() -> None:
     server = Server()
-    visitor = server.caller()
-    visitor.challenged()
-    assert turned_away(visitor.read(server.coordinator.step_down("another process serves").sends))
+    admin = server.caller()
+    admin.challenged()
+    assert turned_away(admin.read(server.coordinator.step_down("another process serves").sends))
 
 
 def test_a_proof_is_given_once() -> None:
     server = Server()
-    visitor = server.caller()
-    proof = protocol.Proof(protocol.admin_mac(SECRET, visitor.challenged()))
-    visitor.say(proof)
-    assert "none was made" in turned_away(visitor.say(proof), final=True)
+    admin = server.caller()
+    proof = protocol.Proof(protocol.admin_mac(SECRET, admin.challenged()))
+    admin.say(proof)
+    assert "none was made" in turned_away(admin.say(proof), final=True)
     assert "a connection opens with a hello" in turned_away(server.caller().say(proof), final=True)
 
 
@@ -251,11 +252,11 @@ def test_another_version_is_named_before_the_secret() -> None:
     assert "run the same release" in why
 
 
-@pytest.mark.parametrize("visitors", [True, False])
-def test_without_a_secret_visitors_are_welcome_or_not_as_before(visitors: bool) -> None:
-    server = Server(secret="", claim_id="", visitors=visitors)
+@pytest.mark.parametrize("remote_admins", [True, False])
+def test_without_a_secret_visitors_are_welcome_or_not_as_before(remote_admins: bool) -> None:
+    server = Server(secret="", claim_id="", remote_admins=remote_admins)
     (answer,) = server.caller().say(HELLO)
-    assert isinstance(answer, protocol.Welcome if visitors else protocol.Goodbye)
+    assert isinstance(answer, protocol.Welcome if remote_admins else protocol.Goodbye)
 
 
 @pytest.mark.parametrize(("claim_id", "standalone"), [("", True), ("c1", False)])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.core.model import Settings
+from rallypoint.messages.types import Settings
 from rallypoint.server import clock, liveness
 from rallypoint.server.clock import LOOK_S, AwakeClock
 from rallypoint.server.liveness import Liveness

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.core import evictions
-from rallypoint.core.model import Node, Run, Waiter
+from rallypoint.core.model import Run, WaitingNode
 from rallypoint.errors import RendezvousError
+from rallypoint.messages.types import Node
 from rallypoint.report import node_to_evict
-from rallypoint.sorted_map import Table
+from rallypoint.sorted_map import SortedMap
 
 NOW = 100.0
 
@@ -17,8 +18,8 @@ def run(*waiting: str, finished: tuple[str, ...] = ()) -> Run:
     nodes = [Node(id=node_id, name=node_id.partition(".")[0]) for node_id in waiting]
     return Run(
         run_id="llama",
-        queue=Table.build((node.id, Waiter(node, arrival)) for arrival, node in enumerate(nodes)),
-        finished=Table.build((node_id, -1) for node_id in finished),
+        queue=SortedMap.build((node.id, WaitingNode(node, arrival)) for arrival, node in enumerate(nodes)),
+        finished=SortedMap.build((node_id, -1) for node_id in finished),
     )
 
 

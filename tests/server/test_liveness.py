@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.messages import Lost
-from rallypoint.core.model import Settings
+from rallypoint.core.events import Lost
+from rallypoint.messages.types import Settings
 from rallypoint.server import liveness
 from rallypoint.server.liveness import Liveness
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rallypoint.core import ranking, record
+from rallypoint import ranking, record
 from rallypoint.core.changes import Durability
-from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Lost, Message, Seat, Standing
-from rallypoint.core.model import Bounds, Phase, Reason, Settings
-from rallypoint.core.notices import Broken, KeepWaiting, Placed, RunClosed
-from rallypoint.core.ranking import Candidate, Ranking
+from rallypoint.core.events import Lost
+from rallypoint.core.model import Phase
+from rallypoint.messages.notices import Broken, KeepWaiting, Placed, RunClosed
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Seat, Standing
+from rallypoint.messages.types import Bounds, Reason, Settings
+from rallypoint.ranking import Candidate, Ranking
 from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
 from tests.core.stage import member
@@ -34,7 +36,7 @@ class Host:
         self.minted += 1
         return str(self.minted)
 
-    def receive(self, node_id: str, message: Message, connection: int = 1) -> None:
+    def receive(self, node_id: str, message: NodeMessage, connection: int = 1) -> None:
         self.out = run_state.receive(self.state, node_id, connection, message, self.now, self.mint())
 
     def join(self, *node_ids: str) -> None:

@@ -6,10 +6,9 @@ import asyncio
 import itertools
 from pathlib import Path
 
-from rallypoint import protocol
-from rallypoint.core import record
-from rallypoint.core.messages import Joined, Left
-from rallypoint.core.model import Bounds, Node, Reason
+from rallypoint import protocol, record
+from rallypoint.messages.requests import Joined, Left
+from rallypoint.messages.types import Bounds, Node, Reason
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.state_file import StateFile
 from rallypoint.server.state_writer import StateWriter, restored_runs

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from rallypoint.core.changes import change
-from rallypoint.core.model import Bounds, HeardRank, Phase, Predecessor, RecordedWorld, Role, Run, Waiter
-from rallypoint.sorted_map import Table
+from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, Run, WaitingNode
+from rallypoint.messages.types import Bounds, Role
+from rallypoint.sorted_map import SortedMap
 from simulation.check import complaints
 from tests.core.stage import Stage, member, sealed
 
@@ -19,18 +20,18 @@ def test_a_sound_run_gives_no_cause_for_complaint() -> None:
 
 
 def test_a_node_stands_under_its_own_name() -> None:
-    run = change(sealed(2).run, arrivals=9, queue=Table.build([("x", Waiter(member("y"), 1))]))
+    run = change(sealed(2).run, arrivals=9, queue=SortedMap.build([("x", WaitingNode(member("y"), 1))]))
     assert list(complaints(run)) == ["node 'y' stands under the name 'x'"]
 
 
 def test_the_pauses_are_those_of_the_paused_nodes() -> None:
-    run = change(sealed(2).run, pauses=Table.build([((5.0, "x"), None)]))
+    run = change(sealed(2).run, pauses=SortedMap.build([((5.0, "x"), None)]))
     assert list(complaints(run)) == ["the pauses are not those of the paused nodes"]
 
 
 def test_ranks_that_were_heard_belong_to_recovery() -> None:
     heard = HeardRank(member("a"), "inc", 1, "s1", 2, holds=True)
-    assert list(complaints(change(sealed(2).run, heard=Table.build([(0, heard)])))) == [
+    assert list(complaints(change(sealed(2).run, heard=SortedMap.build([(0, heard)])))) == [
         "ranks that were heard belong to recovery, not to sealed"
     ]
 
@@ -61,17 +62,17 @@ def test_a_world_has_members() -> None:
 
 def test_ranks_are_those_of_the_world() -> None:
     run = sealed(2).run
-    swapped = Table.build([("a", 1), ("b", 0)])
+    swapped = SortedMap.build([("a", 1), ("b", 0)])
     assert list(complaints(change(run, ranks=swapped, active=swapped))) == [
         "node 'a' is not rank 1",
         "node 'b' is not rank 0",
     ]
-    beyond = Table.build([("a", 0), ("b", 2)])
+    beyond = SortedMap.build([("a", 0), ("b", 2)])
     assert "node 'b' is not rank 2" in list(complaints(change(run, ranks=beyond)))
 
 
 def test_members_are_active_under_their_own_rank() -> None:
-    run = change(sealed(2).run, active=Table.build([("a", 1), ("stranger", 0)]))
+    run = change(sealed(2).run, active=SortedMap.build([("a", 1), ("stranger", 0)]))
     assert list(complaints(run)) == [
         "node 'a' is active as rank 1 but has rank 0",
         "node 'stranger' is active as rank 0 but has rank None",
@@ -114,7 +115,7 @@ def in_world(run: Run, **fields: Any) -> dict[str, Any]:
     return {"world": msgspec.structs.replace(run.world, **fields)}
 
 
-NOBODY: Table[str, Any] = Table.build([])
+NOBODY: SortedMap[str, Any] = SortedMap.build([])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ NOBODY: Table[str, Any] = Table.build([])
         (closed(), {"regroup_ends": 5.0}, "members are awaited back while the phase is closed"),
         (founded(), {"incarnation": ""}, "nodes are here, but the run has no incarnation"),
         (broken(), {"world": None, "active": NOBODY}, "nodes came back, but there was no world"),
-        (founded(), {"finished": Table.build([("x", -1)])}, "there are members, but no world"),
+        (founded(), {"finished": SortedMap.build([("x", -1)])}, "there are members, but no world"),
         (sealed(2).run, in_world(sealed(2).run, members=(member("a"), member("a"))), "a node has two ranks"),
         (running(), {"incarnation": "other"}, "the world is of incarnation 'r1', the run of 'other'"),
         (running(), in_world(running(), seal_id=""), "the world is of incarnation"),

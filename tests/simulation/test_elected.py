@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.core.model import Bounds, Phase, Settings
+from rallypoint.core.model import Phase
+from rallypoint.messages.types import Bounds, Settings
 from simulation.commands import FAULTS, perform
-from simulation.elected import ElectedWorld
+from simulation.elected_cluster import ElectedCluster
 from simulation.schedule import play, setup
 
 QUICK = Settings(heartbeat_interval_s=60.0, heartbeat_timeout_s=180.0)
 """No beat falls into the time that a world takes to form."""
 
 
-def formed(nodes: int, *, leases: bool = False) -> ElectedWorld:
+def formed(nodes: int, *, leases: bool = False) -> ElectedCluster:
     """So many nodes start at once and meet in one world."""
-    world = ElectedWorld(1, Bounds(nodes, nodes), QUICK, has_leases=leases)
+    cluster = ElectedCluster(1, Bounds(nodes, nodes), QUICK, has_leases=leases)
     for number in range(nodes):
-        perform(world, f"start n{number}")
-    perform(world, "advance 3")
-    assert world.run is not None
-    assert world.run.phase is Phase.SEALED
-    return world
+        perform(cluster, f"start n{number}")
+    perform(cluster, "advance 3")
+    assert cluster.run is not None
+    assert cluster.run.phase is Phase.SEALED
+    return cluster
 
 
 @pytest.mark.parametrize("leases", [False, True])

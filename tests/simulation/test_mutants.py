@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lease as proof",
-        "location/serving.py",
+        "location/held_claim.py",
         "        if shown.epoch > self.record.epoch and not ours:\n            return True\n",
         "        if shown.epoch > self.record.epoch and not ours:\n            return not self._has_lease\n",
     ),
@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "an acknowledgement that overtakes",
         "server/coordinator.py",
-        "self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)",
+        "self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)",
         "self._send(caller, protocol.frame(protocol.Done(ask.number, True)), effects)",
     ),
     Mutant(
@@ -215,13 +215,13 @@ MUTANTS = [
     ),
     Mutant(
         "a server that most nodes cannot reach claims again before the others can",
-        "location/serving.py",
+        "location/held_claim.py",
         "now + record.settings.reconnect_backoff_s + OTHERS_FIRST_S",
         "now",
     ),
     Mutant(
         "a server whose nodes nobody else serves does not claim again",
-        "location/serving.py",
+        "location/held_claim.py",
         "return self._read() if now >= self._claims_again_at else None",
         "return None",
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import simulation
-from rallypoint.sorted_map import Table
+from rallypoint.sorted_map import SortedMap
 from simulation import scenario
 from simulation.__main__ import main
 from simulation.campaign import campaign
@@ -57,11 +57,12 @@ def _promise_a_newcomer(run: object, now: float) -> object:
     """A transition gone wrong: members always hear that somebody waits."""
     from rallypoint.core.changes import Step, change
     from rallypoint.core.model import Run
-    from rallypoint.core.notices import Notice, WaitingCount
+    from rallypoint.core.notices import Notice
+    from rallypoint.messages.notices import WaitingCount
 
     assert isinstance(run, Run)
     assert run.current is not None
-    everyone: tuple[Table[str, int], ...] = (run.active,)
+    everyone: tuple[SortedMap[str, int], ...] = (run.active,)
     return Step(change(run, told_waiting=1), (Notice(everyone, WaitingCount(run.current.seal_id, 1)),))
 
 
@@ -91,7 +92,7 @@ def test_the_simulation_decides_nothing_itself() -> None:
             if isinstance(item, ast.Call) and isinstance(item.func, ast.Name):
                 # Making a notice, a step or a run is deciding.
                 assert item.func.id not in {"Placed", "Broken", "Fenced", "RunClosed", "Step", "Run", "Notice"}, file
-    for needed in ("server.run_state", "client.view", "core.record"):
+    for needed in ("server.run_state", "client.view", "record"):
         assert f"rallypoint.{needed}" in imported
 
 

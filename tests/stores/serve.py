@@ -8,12 +8,16 @@ from __future__ import annotations
 import logging
 import sys
 
-from rallypoint.stores import Limits, StoreServer, StoreServerCore, listen
+from rallypoint.stores import StoreLimits, StoreServer, StoreServerCore, listen
 
 
 def main() -> None:
     logging.basicConfig(format="%(message)s")
-    limits = Limits(request_bytes=int(sys.argv[1]), unread_bytes=int(sys.argv[1])) if len(sys.argv) > 1 else Limits()
+    limits = (
+        StoreLimits(request_bytes=int(sys.argv[1]), unread_bytes=int(sys.argv[1]))
+        if len(sys.argv) > 1
+        else StoreLimits()
+    )
     server = StoreServer(StoreServerCore(limits))
     server.start_in_thread(listen("127.0.0.1"))
     print(server.port, flush=True)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 
 from rallypoint.stores import StoreError
-from rallypoint.stores.etcd_v3.key_layout import Names, Queue, Split, read_queue, read_value, written, written_queue
+from rallypoint.stores.etcd_v3.key_layout import (
+    KeyLayout,
+    Queue,
+    SplitValue,
+    read_queue,
+    read_value,
+    written,
+    written_queue,
+)
 
 # Letters that could be taken for something of ours, and any others.
 NAMES = st.one_of(
@@ -20,7 +28,7 @@ COUNTS = st.integers(0, 2**40)
 
 
 def places(prefix: str, name: bytes, number: int) -> list[bytes]:
-    names = Names(prefix)
+    names = KeyLayout(prefix)
     return [names.value(name), names.queue(name), names.entry(name, number), names.parts(names.value(name))]
 
 
@@ -36,7 +44,7 @@ def test_no_two_things_lie_at_one_key(one: tuple[str, bytes, int], other: tuple[
 
 @given(prefix=PREFIXES, other=PREFIXES, name=NAMES)
 def test_what_a_store_lists_is_its_own(prefix: str, other: str, name: bytes) -> None:
-    names, others = Names(prefix), Names(other)
+    names, others = KeyLayout(prefix), KeyLayout(other)
     assert names.of_value(names.value(name)) == name
     assert names.of_value(names.queue(name)) is None
     if prefix != other:
@@ -46,14 +54,14 @@ def test_what_a_store_lists_is_its_own(prefix: str, other: str, name: bytes) -> 
 
 @given(names=st.lists(NAMES, min_size=1), prefix=PREFIXES)
 def test_one_range_holds_all_that_is_awaited(names: list[bytes], prefix: str) -> None:
-    layout = Names(prefix)
+    layout = KeyLayout(prefix)
     start, end = min(map(layout.value, names)), max(map(layout.behind, names))
     for name in names:
         assert start <= layout.value(name) < layout.queue(name) < end
 
 
-@given(value=st.one_of(st.binary(), st.builds(Split, st.binary(min_size=1), COUNTS, COUNTS)))
-def test_a_value_is_read_as_it_was_written(value: bytes | Split) -> None:
+@given(value=st.one_of(st.binary(), st.builds(SplitValue, st.binary(min_size=1), COUNTS, COUNTS)))
+def test_a_value_is_read_as_it_was_written(value: bytes | SplitValue) -> None:
     assert read_value(written(value), b"key") == value
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from rallypoint.stores import FileStore, Limits, StoreError, StoreTimeoutError
-from rallypoint.stores.data import KeyValues
+from rallypoint.stores import FileStore, StoreError, StoreLimits, StoreTimeoutError, operations
 from rallypoint.stores.file import append_log, locks, record_format
 from rallypoint.stores.file import store as file
-from rallypoint.stores.file.append_log import Sleeper
+from rallypoint.stores.local import LocalData
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import BRIEFLY, SOON, SOON_S
 
@@ -159,7 +158,7 @@ def test_a_process_that_ends_well_is_not_taken_for_killed(path: Path) -> None:
 def test_who_was_taken_for_dead_is_told(path: Path) -> None:
     store = FileStore(path)
     store.set("key", "old")
-    opened = store._journal._file
+    opened = store._log._file
     assert opened is not None
     locks.unlock(opened._file, locks.PRESENCE)  # as when a file server forgets its clients
     with FileStore(path) as other:
@@ -195,11 +194,11 @@ def test_an_opener_does_not_hold_on_to_a_file_that_its_last_user_removes(
     last = FileStore(path, 1)
     lock = locks.lock
 
-    def lock_late(file: int, kind: int, patience_s: float) -> None:
+    def lock_late(file: int, kind: int, lock_timeout_s: float) -> None:
         monkeypatch.setattr(locks, "lock", lock)
         last.close()
         assert not path.exists()
-        lock(file, kind, patience_s)
+        lock(file, kind, lock_timeout_s)
 
     monkeypatch.setattr(locks, "lock", lock_late)
     with FileStore(path) as store:
@@ -248,14 +247,14 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
     store = FileStore(path)
     store.append("key", "a")
 
-    apply = record_format.apply
+    apply = operations.apply
 
-    def interrupted(data: KeyValues[Sleeper], operation: record_format.Operation) -> None:
+    def interrupted(data: LocalData, operation: operations.Operation) -> None:
         apply(data, operation)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(record_format, "apply", interrupted)
+        patched.setattr(operations, "apply", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.append("key", "b")
     assert store.get("key") == b"ab"
@@ -264,9 +263,9 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
 
 
 def test_a_store_may_be_closed_in_the_middle_of_its_own_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_log, "_PATIENCE_TO_LEAVE_S", 0.0)
+    monkeypatch.setattr(append_log, "_LEAVE_TIMEOUT_S", 0.0)
     store = FileStore(path)
-    with store._journal.writing(SOON_S):  # where a signal's handler finds it
+    with store._log.writing(SOON_S):  # where a signal's handler finds it
         store.close()
     with pytest.raises(StoreError, match="closed here"):
         store.get("key")
@@ -349,7 +348,7 @@ def test_a_file_system_whose_locks_mean_nothing_is_refused(path: Path, monkeypat
 
 
 def test_a_lock_that_is_kept_for_ever_is_a_timeout_with_a_hint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(file, "_LOCK_TIMEOUT_S", 0.05)
     store = FileStore(path, timeout=BRIEFLY)
     with Worker(path) as worker:
         worker.do("stop_in_the_middle")
@@ -365,7 +364,7 @@ def test_a_lock_that_is_kept_for_ever_is_a_timeout_with_a_hint(path: Path, monke
 
 
 def test_keys_and_values_have_the_limits_that_a_server_has(path: Path) -> None:
-    store = FileStore(path, limits=Limits(key_bytes=11, value_bytes=20, keys=2, unread_bytes=60))
+    store = FileStore(path, limits=StoreLimits(key_bytes=11, value_bytes=20, keys=2, unread_bytes=60))
     asks: list[tuple[str, Any]] = [
         ("a key of 11 bytes is over the limit of 10", lambda: store.get("k" * 11)),
         ("a key of 11 bytes is over the limit of 10", lambda: store.clone().queue_pop("k" * 11)),

@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.stores import FileStore, StoreError
 from rallypoint.stores.file import locked_file, locks, record_format
+from rallypoint.stores.operations import Operation, Verb
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import SOON
 
@@ -203,7 +204,7 @@ TAILS = {
     "one byte": b"\xff",
     "zeros": bytes(500),
     "noise": bytes(range(255, 0, -1)),
-    "half a record": record_format.record([record_format.Operation(record_format.Verb.PUT, b"key", b"torn")], 0)[:-3],
+    "half a record": record_format.record([Operation(Verb.PUT, b"key", b"torn")], 0)[:-3],
 }
 
 
@@ -228,9 +229,7 @@ def test_a_whole_record_that_was_not_committed_is_not_seen(path: Path) -> None:
     store = FileStore(path)
     fill(store)
     before = contents(store)
-    record = record_format.record(
-        [record_format.Operation(record_format.Verb.PUT, b"key", b"torn")], record_format.seed(store._journal._head)
-    )
+    record = record_format.record([Operation(Verb.PUT, b"key", b"torn")], record_format.seed(store._log._head))
     with path.open("ab") as file:
         file.write(record)
     with FileStore(path) as fresh:

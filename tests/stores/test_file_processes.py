@@ -13,11 +13,11 @@ import pytest
 from hypothesis import settings
 
 from rallypoint.stores import FileStore, Store
-from rallypoint.stores.base import Term
 from rallypoint.stores.file import record_format
-from rallypoint.stores.file.append_log import Sleeper
-from rallypoint.stores.file.locked_file import StoreFile
-from rallypoint.stores.file.record_format import Operation, Verb, arrival
+from rallypoint.stores.file.locked_file import LockedFile
+from rallypoint.stores.local import WaitingThread
+from rallypoint.stores.operations import Operation, Verb, arrival
+from rallypoint.waiting import Deadline
 from tests.stores.conftest import Crew, Parking, result
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import SOON, SOON_S
@@ -97,7 +97,7 @@ def test_a_process_that_is_killed_in_the_middle_of_much_writing_harms_nobody(pat
         doomed, *others = crowd(3)
         for worker in (doomed, *others):
             worker.order("add_often", f"n{round_}", 300)
-        term = Term.of(SOON)
+        term = Deadline.of(SOON)
         while store.add(f"n{round_}", 0) < 100:
             assert term.left_s(), "nobody adds"
         doomed.kill()
@@ -117,7 +117,7 @@ def compacts_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def head(store: FileStore) -> record_format.Head:
-    return store._journal._head
+    return store._log._head
 
 
 @pytest.mark.usefixtures("compacts_soon")
@@ -144,28 +144,28 @@ def test_who_looks_often_reads_nothing_twice(path: Path) -> None:
         store.add("n", 1)
         assert other.get("n") == str(number + 1).encode()
     assert head(store).generation > 20
-    assert other._journal.reloads == 1
+    assert other._log.reloads == 1
 
 
 def compact(store: FileStore, *operations: Operation) -> None:
     """Makes changes and compacts, before anybody can look."""
-    with store._journal.writing(SOON_S):
-        store._journal.write(*operations)
-        assert store._journal._file is not None
-        store._journal._compact(store._journal._file, store._journal._head)
+    with store._log.writing(SOON_S):
+        store._log.write(*operations)
+        assert store._log._file is not None
+        store._log._compact(store._log._file, store._log._head)
 
 
 def test_what_came_and_went_before_a_compaction_is_seen_by_who_waits(path: Path) -> None:
     store, other = FileStore(path), FileStore(path)
-    sleeper = Sleeper()
-    with store._journal.reading(SOON_S) as data:
+    sleeper = WaitingThread()
+    with store._log.reading(SOON_S) as data:
         assert not data.wait(sleeper, [b"key"])
     other.set("key", "v")
     compact(other, Operation(Verb.DELETE, b"key"))
     assert not sleeper.awake.is_set()
     assert store.num_keys() == 0
     assert sleeper.awake.is_set()
-    assert store._journal.reloads == 1
+    assert store._log.reloads == 1
 
 
 def test_who_was_asleep_for_two_compactions_begins_again(path: Path, parking: Parking, crew: Crew) -> None:
@@ -176,14 +176,14 @@ def test_who_was_asleep_for_two_compactions_begins_again(path: Path, parking: Pa
         crew.start(store.queue_pop, "q"),
     ]
     parking.expect(3)
-    with other._journal.writing(SOON_S):
-        file = other._journal._file
+    with other._log.writing(SOON_S):
+        file = other._log._file
         assert file is not None
-        other._journal.write(Operation(Verb.PUT, b"key", b"v"), arrival(b"b", 2), Operation(Verb.PUSH, b"q", b"entry"))
+        other._log.write(Operation(Verb.PUT, b"key", b"v"), arrival(b"b", 2), Operation(Verb.PUSH, b"q", b"entry"))
         for _ in range(2):
-            other._journal._compact(file, other._journal._head)
+            other._log._compact(file, other._log._head)
     assert [result(future) for future in waiting] == [b"v", None, b"entry"]
-    assert store._journal.reloads == 2
+    assert store._log.reloads == 2
 
 
 def test_the_end_of_the_old_log_that_was_overwritten_is_not_read(path: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_end_of_the_old_log_that_was_overwritten_is_not_read(path: Path) -> 
     assert head(store).start == record_format.LOG_START
     store.set("pad", "y" * 2000)
     assert (other.get("key"), other.get("pad")) == (b"3", b"y" * 2000)
-    assert other._journal.reloads == 2
+    assert other._log.reloads == 2
 
 
 def test_a_log_that_cannot_be_compacted_grows(path: Path, monkeypatch: pytest.MonkeyPatch, compacts_soon: None) -> None:
@@ -208,7 +208,7 @@ def test_a_log_that_cannot_be_compacted_grows(path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patched:
         patched.setattr(record_format, "snapshot", lambda *_: b"x" * 10)
-        patched.setattr(StoreFile, "write_log", fails_for(b"x" * 10, full))
+        patched.setattr(LockedFile, "write_log", fails_for(b"x" * 10, full))
         for number in range(100):
             assert store.add("n", 1) == number + 1
     assert head(store).generation == 0
@@ -218,9 +218,9 @@ def test_a_log_that_cannot_be_compacted_grows(path: Path, monkeypatch: pytest.Mo
 
 
 def fails_for(content: bytes, fail: Callable[[], object]) -> Callable[..., None]:
-    write_log = StoreFile.write_log
+    write_log = LockedFile.write_log
 
-    def write(self: StoreFile, head: record_format.Head, place: int, written: bytes) -> None:
+    def write(self: LockedFile, head: record_format.Head, place: int, written: bytes) -> None:
         if written == content:
             fail()
         write_log(self, head, place, written)

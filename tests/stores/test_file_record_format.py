@@ -13,14 +13,12 @@ from rallypoint.stores.file.record_format import (
     DamagedFileError,
     Head,
     Opening,
-    Operation,
     StoreFileError,
-    Verb,
-    arrival,
     first_head,
     head_bytes,
     judge,
 )
+from rallypoint.stores.operations import Operation, Verb, apply, arrival
 
 RUN = b"r" * 16
 OPERATIONS = st.builds(
@@ -57,9 +55,9 @@ def test_a_record_of_another_run_or_generation_is_none_of_this() -> None:
 def test_a_snapshot_is_the_whole_of_the_data(operations: list[Operation]) -> None:
     data, copy = KeyValues[Waiter](), KeyValues[Waiter]()
     for operation in operations:
-        record_format.apply(data, operation)
+        apply(data, operation)
     for operation in record_format.read_log(record_format.snapshot(data, 1), LOG_START, 1):
-        record_format.apply(copy, operation)
+        apply(copy, operation)
     assert {key: data.get(key) for key in data.list_keys()} == {key: copy.get(key) for key in copy.list_keys()}
     assert data.list_queues() == copy.list_queues()
 
@@ -76,7 +74,7 @@ def test_a_large_snapshot_is_several_records() -> None:
 def test_an_arrival_opens_the_barrier_for_who_waits_elsewhere() -> None:
     data, waiter = KeyValues[Waiter](), Waiter()
     assert not data.barrier(waiter, b"b", 2)
-    record_format.apply(data, arrival(b"b", 2))
+    apply(data, arrival(b"b", 2))
     assert data.take_woken() == [waiter]
 
 

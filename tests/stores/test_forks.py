@@ -25,7 +25,7 @@ PRELUDE = """
 import multiprocessing, os, sys, threading, traceback
 from datetime import timedelta
 from rallypoint.stores import *
-from rallypoint.stores.lazy import LateStore
+from rallypoint.stores.lazy import LazyStore
 
 multiprocessing.set_start_method("fork")
 SOON = timedelta(seconds=30)
@@ -157,8 +157,8 @@ def test_what_a_child_opens_itself_works(ending: str) -> None:
     run(
         """
         store = TcpStore("127.0.0.1", 0, is_master=True, timeout=SOON)
-        late = PrefixStore("late", LateStore(lambda: TcpStore("127.0.0.1", store.port, timeout=SOON)))
-        lent = LateStore(store.clone)
+        late = PrefixStore("late", LazyStore(lambda: TcpStore("127.0.0.1", store.port, timeout=SOON)))
+        lent = LazyStore(store.clone)
         assert in_a_child(lambda: late.add("n", 1)) == "1"
         assert late.add("n", 1) == 2
         is_told(in_a_child(lambda: late.add("n", 1)))
@@ -187,7 +187,7 @@ def test_a_store_that_another_thread_is_opening_opens_in_the_child_as_well() -> 
                 go_on.wait()
             return server.clone()
 
-        late = LateStore(open_store)
+        late = LazyStore(open_store)
         thread = threading.Thread(target=lambda: late.add("n", 1))
         thread.start()
         opening.wait()

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreError
-from rallypoint.stores.lazy import LateStore
+from rallypoint.stores.lazy import LazyStore
 from tests.stores.conftest import Crew, result
 
 USES: dict[str, Callable[[Store], object]] = {
@@ -60,7 +60,7 @@ def test_each_use_opens_it_once_and_does_there_what_was_asked(use: str) -> None:
         opened.append(filled())
         return opened[-1]
 
-    late, plain = LateStore(open_store), filled()
+    late, plain = LazyStore(open_store), filled()
     assert opened == []
     assert USES[use](late) == USES[use](plain)
     assert len(opened) == 1
@@ -73,7 +73,7 @@ def test_what_is_never_used_is_never_opened() -> None:
     def refuse() -> Store:
         raise AssertionError("it was opened")
 
-    assert LateStore(refuse).has_extended_api()
+    assert LazyStore(refuse).has_extended_api()
 
 
 def test_many_threads_open_it_once(crew: Crew) -> None:
@@ -83,7 +83,7 @@ def test_many_threads_open_it_once(crew: Crew) -> None:
         opened.append(MemoryStore())
         return opened[-1]
 
-    late = LateStore(open_store)
+    late = LazyStore(open_store)
     assert sorted(result(future) for future in [crew.start(late.add, "n", 1) for _ in range(16)]) == list(range(1, 17))
     assert len(opened) == 1
 
@@ -96,7 +96,7 @@ def test_an_opening_that_failed_is_tried_again() -> None:
             raise failure
         return MemoryStore()
 
-    late = LateStore(open_store)
+    late = LazyStore(open_store)
     with pytest.raises(StoreError, match="not yet"):
         late.num_keys()
     assert late.num_keys() == 0

@@ -217,7 +217,7 @@ def test_a_server_that_falls_silent_is_a_timeout(
             answer_greeting(peer)
             assert done.wait(SOON_S)
 
-    monkeypatch.setattr(tcp, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(tcp, "_ANSWER_TIMEOUT_S", 0.02)
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         greeting = crew.start(greet_only, silent, done)
@@ -236,7 +236,7 @@ def test_a_thread_that_waits_in_the_way_of_others_is_blamed(
 ) -> None:
     waiting = crew.start(store.wait, ["key"], SOON)
     parking.expect()
-    monkeypatch.setattr(tcp, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(tcp, "_ANSWER_TIMEOUT_S", 0.02)
     store.set_timeout(BRIEFLY)
     with pytest.raises(StoreTimeoutError, match="another thread has been waiting"):
         store.set("key", "v")
@@ -253,7 +253,7 @@ def test_an_interrupted_call_ends_the_connection(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._line._line, "_take", interrupt)
+    monkeypatch.setattr(store._connection._connection, "_take", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.num_keys()
     with pytest.raises(StoreError, match="a call was interrupted: count the keys"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from rallypoint.stores import TcpStore
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.tcp import wire
-from rallypoint.stores.tcp.wire import Limits, Query
+from rallypoint.stores.tcp.wire import Query, StoreLimits
 from tests.stores.conftest import SOON, SOON_S
 from tests.stores.test_tcp_server import read_to_end
 
@@ -103,7 +103,7 @@ def test_who_never_reads_costs_no_more_than_the_limit() -> None:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         send_until_refused(greedy, (wire.request(Query.GET, [b"/large"]) for _ in range(1000)))
         assert "bytes of answers" in server.reason()
-        assert server.cost_mib() - before < 2 * Limits().piled_bytes // MIB + 64
+        assert server.cost_mib() - before < 2 * StoreLimits().piled_bytes // MIB + 64
         assert server.is_well()
         assert len(server.client.get("large")) == 8 * MIB
 
@@ -124,7 +124,7 @@ def test_who_never_reads_is_dropped_while_others_read() -> None:
 
 def test_a_huge_count_that_comes_slowly_costs_no_more_than_what_has_come() -> None:
     """Of the most keys that may be declared it sends a few, piece by piece; at the limit it is dropped."""
-    count = Limits().keys
+    count = StoreLimits().keys
     with victim(str(32 * MIB)) as server, server.dial() as slow:
         slow.sendall(b"\x06" + wire.LENGTH.pack(count))
         key = wire.text(b"k" * 8192)

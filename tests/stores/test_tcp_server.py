@@ -20,8 +20,8 @@ import pytest
 
 import rallypoint
 from rallypoint.stores import (
-    Limits,
     StoreError,
+    StoreLimits,
     StoreServer,
     StoreServerCore,
     TcpStore,
@@ -363,7 +363,7 @@ def test_who_leaves_in_the_middle_leaves_nothing(server: StoreServer) -> None:
 
 
 def test_who_never_reads_is_dropped() -> None:
-    server = StoreServer(StoreServerCore(Limits(piled_bytes=4 * 1024 * 1024)))
+    server = StoreServer(StoreServerCore(StoreLimits(piled_bytes=4 * 1024 * 1024)))
     server.start_in_thread(listen("127.0.0.1"))
     with TcpStore("127.0.0.1", server.port, timeout=SOON) as good, dial(server) as greedy:
         good.set("large", b"x" * (1024 * 1024))
@@ -386,7 +386,7 @@ def test_many_connections_wait_for_one_key(server: StoreServer, parking: Parking
 
 
 def test_limits_may_be_set_higher() -> None:
-    limits = Limits(value_bytes=9 * 1024 * 1024)
+    limits = StoreLimits(value_bytes=9 * 1024 * 1024)
     server = StoreServer(StoreServerCore(limits))
     server.start_in_thread(listen("127.0.0.1"))
     with TcpStore("127.0.0.1", server.port, timeout=timedelta(seconds=SOON_S), limits=limits) as store:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from rallypoint.stores.tcp import wire
-from rallypoint.stores.tcp.server_core import Session, StoreServerCore
-from rallypoint.stores.tcp.wire import Limits, Query
+from rallypoint.stores.tcp.server_core import StoreServerCore, StoreSession
+from rallypoint.stores.tcp.wire import Query, StoreLimits
 
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC)
 STOP, CANCELED = b"\0", b"\1"
@@ -17,9 +17,9 @@ STOP, CANCELED = b"\0", b"\1"
 class Hall:
     """A server and its clients, by name; keeps what each was sent."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: StoreLimits | None = None) -> None:
         self.core = StoreServerCore(limits)
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, StoreSession] = {}
         self.received: dict[str, bytes] = {}
 
     def say(self, name: str, data: bytes, unread: int = 0) -> bytes:
@@ -41,7 +41,7 @@ class Hall:
     def leave(self, name: str) -> None:
         self.wake(self.core.disconnect(self.sessions[name]))
 
-    def wake(self, sessions: Sequence[Session]) -> None:
+    def wake(self, sessions: Sequence[StoreSession]) -> None:
         for session in sessions:
             self.received[session.name] = self.received.get(session.name, b"") + STOP
 
@@ -152,7 +152,7 @@ def test_who_leaves_waits_no_more(hall: Hall) -> None:
     assert not hall.core._data._gates
 
 
-SMALL = Limits(key_bytes=10, value_bytes=100, keys=1000, unread_bytes=1000, piled_bytes=900)
+SMALL = StoreLimits(key_bytes=10, value_bytes=100, keys=1000, unread_bytes=1000, piled_bytes=900)
 WRONG = {
     "not a number of 64 bits": wire.request(Query.ADD, [b"text"], 1),
     "not fit into 64 bits": wire.request(Query.ADD, [b"big"], 2**63 - 1) + wire.request(Query.ADD, [b"big"], 1),

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from rallypoint.stores.tcp import replies, wire
 from rallypoint.stores.tcp.replies import Reader, T
-from rallypoint.stores.tcp.wire import Limits, ProtocolError, Query, Request, RequestReader
+from rallypoint.stores.tcp.wire import ProtocolError, Query, Request, RequestReader, StoreLimits
 
 HELLO = bytes.fromhex("00 cef7853c")
 K, V = "0300000000000000 2f6b31", "0200000000000000 7631"  # "/k1" and "v1"
@@ -47,9 +47,9 @@ def example(query: Query) -> Request:
     return query, texts, number
 
 
-def read_all(data: bytes, cuts: Sequence[int] = (), limits: Limits | None = None) -> list[Request]:
+def read_all(data: bytes, cuts: Sequence[int] = (), limits: StoreLimits | None = None) -> list[Request]:
     """What is read of bytes that come in pieces."""
-    reader = RequestReader(limits or Limits())
+    reader = RequestReader(limits or StoreLimits())
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     requests: list[Request] = []
     for start, end in pairwise(edges):
@@ -99,7 +99,7 @@ def test_requests_may_come_in_any_pieces(queries: list[Query], cuts: list[int]) 
     assert read_all(data, cuts)[1:] == requests
 
 
-SMALL = Limits(key_bytes=10, value_bytes=20, keys=3, request_bytes=40)
+SMALL = StoreLimits(key_bytes=10, value_bytes=20, keys=3, request_bytes=40)
 
 
 def read_until_refused(pieces: Iterable[bytes]) -> tuple[list[Request], str]:
@@ -168,7 +168,7 @@ def test_a_client_knows_what_a_server_would_refuse() -> None:
         assert wire.why_too_large(query, texts, SMALL)
         with pytest.raises(ProtocolError):
             read_all(HELLO + wire.request(query, texts), limits=SMALL)
-    assert wire.why_too_large(Query.COMPARE_SET, [b"k" * 10, b"v" * 20, b"v" * 20], Limits()) is None
+    assert wire.why_too_large(Query.COMPARE_SET, [b"k" * 10, b"v" * 20, b"v" * 20], StoreLimits()) is None
 
 
 def test_answers_are_read() -> None:

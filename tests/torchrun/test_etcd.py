@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.core.record import Record, decode
-from rallypoint.elastic.etcd_v3_client import PREFIX
+from rallypoint.backends.etcd_v3_client import PREFIX
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
+from rallypoint.record import Record, decode
 from tests.etcd.servers import Member
 from tests.etcd_client.stage import etcdctl, status_of
 from tests.torchrun.conftest import EtcdCluster, OldEtcdCluster

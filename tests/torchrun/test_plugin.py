@@ -16,7 +16,7 @@ from rallypoint import errors
 from rallypoint.elastic import registry
 from rallypoint.torch_bridge.errors import in_torch_words
 from rallypoint.torch_bridge.handler import Departure, TorchHandler
-from rallypoint.torchrun.backend import our_parameters
+from rallypoint.torchrun.backend import options_of
 
 KINDS = [kind for name, kind in vars(errors).items() if name.startswith("Rendezvous")]
 
@@ -98,7 +98,7 @@ def test_the_wanted_rank_is_an_option_or_comes_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: str, config: dict[str, object], wanted: object
 ) -> None:
     monkeypatch.setenv("PET_NODE_RANK", environment)
-    assert our_parameters(torch_parameters(**config)).config.get("rank") == wanted
+    assert options_of(torch_parameters(**config)).get("rank") == wanted
 
 
 class Recorded:

@@ -76,11 +76,11 @@ def test_an_agent_that_finds_something_else_says_so_and_fails(job: Job, who: str
 
 
 @pytest.mark.soak
-def test_a_node_from_the_future_is_refused_and_disturbs_nobody(job: Job) -> None:
+def test_a_node_of_another_version_is_refused_and_disturbs_nobody(job: Job) -> None:
     agents = job.start("a b", "1:3", options={"last_call_timeout": 5})
     pids = {place["pid"] for place in formed(*agents)}
     host, _, port = job.backend.endpoint.rpartition(":")
-    for message in (protocol.Hello(99, job.run_id, "future", 1), protocol.Hello(2, "", "", 0)):
+    for message in (protocol.Hello(99, job.run_id, "future", 1), protocol.Hello(1, "", "", 0)):
         with Wire(host, int(port)) as wire:
             wire.socket.sendall(protocol.MAGIC + protocol.frame(message))
             goodbye = wire.goodbye()

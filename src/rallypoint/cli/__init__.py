@@ -1,34 +1,21 @@
 """The command `rallypoint`, one file a command.
 
-A command is a module with `HELP`, `declare(parser)` and `run(given)`.  What a command needs it imports when it runs, so
-that `rallypoint --help` is there at once.  Exit codes: 0, it was done; 2, it was not, and a sentence says why.
+A command is a module with `HELP`, `add_arguments(parser)` and `run(args)`.  What a command needs it imports when it runs,
+so that `rallypoint --help` is there at once.  The exit codes are in `exit_codes`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from typing import Protocol
 
-from rallypoint.cli import close, demo, evict, runs, serve, status
-from rallypoint.cli.output import complain
+from rallypoint.cli import close, completion, demo, evict, runs, serve, status
+from rallypoint.cli.exit_codes import ExitCode, exit_code_of
+from rallypoint.cli.output import print_error
+from rallypoint.cli.parser import Command, Parser
 from rallypoint.errors import RendezvousError
 
 __all__ = ["main"]
-
-
-class Command(Protocol):
-    """What the module of a command has."""
-
-    HELP: str
-
-    def declare(self, parser: argparse.ArgumentParser) -> None:
-        """Say which arguments it takes."""
-
-    def run(self, given: argparse.Namespace) -> int:
-        """Do it, and return the exit code."""
-
 
 COMMANDS: dict[str, Command] = {
     "serve": serve,
@@ -37,24 +24,21 @@ COMMANDS: dict[str, Command] = {
     "close": close,
     "evict": evict,
     "demo": demo,
+    "completion": completion,
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    parser = argparse.ArgumentParser(prog="rallypoint", description="The meeting point of a distributed job.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        described = commands.add_parser(name, help=command.HELP, description=f"{command.HELP}.")
-        command.declare(described)
-    given = parser.parse_args(arguments)
+    args = Parser(COMMANDS).parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        return COMMANDS[given.command].run(given)
+        return COMMANDS[args.command].run(args)
     except RendezvousError as exc:
-        return complain(given.command, str(exc))
+        print_error(args.command, str(exc))
+        return exit_code_of(exc)
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; without this, Python would complain once more when it flushes at its end.
+        # The reader of our output has gone; without this, Python would complain once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return ExitCode.FAILED

@@ -1,19 +1,27 @@
-"""Arguments that several commands take: where to ask, which is a server, or a register that names servers."""
+"""Arguments that several commands take: names, times, and the endpoint, which is a server or a register that names servers."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import TYPE_CHECKING
 
-from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.cli.exit_codes import UsageError
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.net import parse_endpoint, written
 
 if TYPE_CHECKING:
-    from rallypoint.client.admin import Visitor
-    from rallypoint.location.admin import RegisterVisitor
+    from rallypoint.client.admin_client import AdminClient
+    from rallypoint.location.register_admin import RegisterAdminClient
 
 DEFAULT_PORT = 29400
+ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"
+"""The environment variable that replaces --endpoint where that is not given."""
 LONGEST_S = 365 * 86400.0
+LONGEST_RUN_NAME = 128
+LONGEST_NODE_NAME = 256
+LONGEST_REASON = 1024
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 PROBE_S = 1.0
 """How long something that is no server is asked whether it is a c10d store."""
@@ -32,24 +40,63 @@ _TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", 
 """Which of them the endpoints of a scheme take."""
 
 
-def endpoint(text: str) -> tuple[str, int]:
-    """Host and port, as argparse wants its types."""
-    from rallypoint.elastic.utils import parse_rendezvous_endpoint
+class _FromEnvironment(str):
+    """An endpoint that comes from the environment, so that a mistake in it is looked for there."""
 
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Host and port to listen on; port 0 means a free one."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"it is empty: write HOST:PORT, such as 127.0.0.1:{DEFAULT_PORT}")
     try:
-        return parse_rendezvous_endpoint(text, DEFAULT_PORT)
+        return parse_endpoint(text, DEFAULT_PORT)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def server_or_register(text: str) -> tuple[str, int] | str:
     """Host and port of a server, or the URL of a register as it was given."""
-    from rallypoint.elastic.endpoints import scheme_of
-
     try:
-        return text.strip() if scheme_of(text) else endpoint(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
+        return _server_or_register(text)
+    except (argparse.ArgumentTypeError, ValueError) as exc:
+        source = f"from the environment variable {ENDPOINT_VARIABLE}: " if isinstance(text, _FromEnvironment) else ""
+        raise argparse.ArgumentTypeError(f"{source}{exc}") from None
+
+
+def _server_or_register(text: str) -> tuple[str, int] | str:
+    from rallypoint.backends.endpoints import scheme_of, without_scheme
+
+    scheme, rest = scheme_of(text), without_scheme(text)
+    if not rest:
+        raise ValueError(f"The endpoint {text!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
+    if scheme != "file" and any(re.search(r":0+$", member.strip()) for member in rest.split(",")):
+        raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
+    return text.strip() if scheme else listen_address(text)
+
+
+def run_name(text: str) -> str:
+    """The name of a run."""
+    return _checked(text, "a run's name", LONGEST_RUN_NAME)
+
+
+def node_name(text: str) -> str:
+    """The name or the id of a node."""
+    return _checked(text, "a node's name", LONGEST_NODE_NAME)
+
+
+def reason_text(text: str) -> str:
+    """The reason that nodes are told."""
+    return _checked(text, "a reason", LONGEST_REASON, or_empty=True)
+
+
+def _checked(text: str, what: str, longest: int, *, or_empty: bool = False) -> str:
+    if not text and not or_empty:
+        raise argparse.ArgumentTypeError(f"it is empty, and {what} is not")
+    if len(text) > longest:
+        raise argparse.ArgumentTypeError(f"it has {len(text)} characters, and {what} has at most {longest}")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8, and {what} is")
+    return text
 
 
 def duration(text: str) -> float:
@@ -63,20 +110,16 @@ def duration(text: str) -> float:
     return seconds
 
 
-def written(host: str, port: int) -> str:
-    """An endpoint as people write it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def declare_endpoint(parser: argparse.ArgumentParser) -> None:
-    """Where to ask."""
+def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare where to ask."""
     parser.add_argument(
         "--endpoint",
         type=server_or_register,
-        default=("localhost", DEFAULT_PORT),
+        default=_FromEnvironment(os.environ.get(ENDPOINT_VARIABLE) or f"localhost:{DEFAULT_PORT}"),
         metavar="ENDPOINT",
-        help=f"as the nodes have it: HOST:PORT of a server (default: localhost:{DEFAULT_PORT}), etcd://HOST:PORT,HOST:PORT "
-        f"(etcds:// with TLS), etcd-v2://HOST:PORT,HOST:PORT, c10d://HOST:PORT or file:///PATH",
+        help=f"as the nodes have it: HOST:PORT of a server, etcd://HOST:PORT,HOST:PORT (etcds:// with TLS), "
+        f"etcd-v2://HOST:PORT,HOST:PORT, c10d://HOST:PORT or file:///PATH (default: ${ENDPOINT_VARIABLE}, or "
+        f"localhost:{DEFAULT_PORT})",
     )
     for_etcd = parser.add_argument_group(
         "where the endpoint is etcd", "etcd-v2:// takes --cacert, --cert and --key; others take none of these."
@@ -85,27 +128,27 @@ def declare_endpoint(parser: argparse.ArgumentParser) -> None:
         for_etcd.add_argument(_as_flag(name), metavar=metavar, help=help_text)
 
 
-def visit(given: argparse.Namespace) -> Visitor | RegisterVisitor:
+def connect(args: argparse.Namespace) -> AdminClient | RegisterAdminClient:
     """A connection to the server that was named, or to those that the register names."""
-    config = {name: value for name in _FOR_ETCD if (value := getattr(given, name)) is not None}
-    if isinstance(given.endpoint, str):
-        return _visit_register(given.endpoint, config)
-    host, port = given.endpoint
+    config = {name: value for name in _FOR_ETCD if (value := getattr(args, name)) is not None}
+    if isinstance(args.endpoint, str):
+        return _connect_to_register(args.endpoint, config)
+    host, port = args.endpoint
     if config:
-        raise RendezvousError(
+        raise UsageError(
             f"{_as_flag(next(iter(config)))} is for etcd, and {written(host, port)} would be a server: write the "
             f"endpoint as etcd://{written(host, port)}, or leave the option out"
         )
-    return _visit_server(host, port)
+    return _connect_to_server(host, port)
 
 
-def _visit_server(host: str, port: int) -> Visitor:
-    from rallypoint.client.admin import Visitor
+def _connect_to_server(host: str, port: int) -> AdminClient:
+    from rallypoint.client.admin_client import AdminClient
 
     try:
-        return Visitor(host, port)
+        return AdminClient(host, port)
     except RendezvousConnectionError as exc:
-        from rallypoint.elastic.store_probe import is_store
+        from rallypoint.stores.store_probe import is_store
 
         if not is_store(host, port, PROBE_S):
             raise
@@ -115,21 +158,21 @@ def _visit_server(host: str, port: int) -> Visitor:
         ) from exc
 
 
-def _visit_register(url: str, config: dict[str, str]) -> RegisterVisitor:
-    from rallypoint.client.admin import PATIENCE_S
-    from rallypoint.elastic.endpoints import records_at, scheme_of
-    from rallypoint.location.admin import RegisterVisitor
+def _connect_to_register(url: str, config: dict[str, str]) -> RegisterAdminClient:
+    from rallypoint.backends.endpoints import records_at, scheme_of
+    from rallypoint.client.admin_client import PATIENCE_S
+    from rallypoint.location.register_admin import RegisterAdminClient
 
     scheme = scheme_of(url)
     taken = _TAKEN_BY.get(scheme, ())
     for name in config:
         if name not in taken:
             known = f"only {', '.join(map(_as_flag, taken))}" if taken else "none of these options"
-            raise RendezvousError(f"{_as_flag(name)} is for etcd://, and {scheme}:// takes {known}: leave it out")
+            raise UsageError(f"{_as_flag(name)} is for etcd://, and {scheme}:// takes {known}: leave it out")
     try:
-        return RegisterVisitor(records_at(url, config, PATIENCE_S))
+        return RegisterAdminClient(records_at(url, config, PATIENCE_S))
     except ValueError as exc:
-        raise RendezvousError(str(exc)) from exc
+        raise UsageError(str(exc)) from exc
 
 
 def _as_flag(name: str) -> str:

@@ -13,27 +13,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.cli.output import complain, is_terminal
+from rallypoint.cli.exit_codes import ExitCode
+from rallypoint.cli.output import is_terminal, print_error
 
 if TYPE_CHECKING:
-    from rallypoint.cli.demo_screen import Screen
-    from rallypoint.cli.demo_stage import Actor, Stage
+    from rallypoint.cli.demo_display import Display
+    from rallypoint.cli.demo_processes import ChildProcess, ProcessGroup
 
 HELP = "show a run with real processes on this machine, with a death and a restart, in a few seconds"
 RUN_ID = "demo"
-FAILED = 1
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """It takes no arguments."""
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Play it; 0 only if all of it happened."""
     import tempfile
 
-    from rallypoint.cli.demo_screen import live_screen, plain_screen
-    from rallypoint.cli.demo_stage import DemoError, Interruption, Stage
+    from rallypoint.cli.demo_display import live_display, plain_display
+    from rallypoint.cli.demo_processes import DemoError, Interruption, ProcessGroup
 
     interruption = Interruption()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -42,27 +42,27 @@ def run(given: argparse.Namespace) -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder,
-            live_screen() if is_terminal() else plain_screen() as screen,
-            Stage(Path(folder), screen.draw, interruption) as stage,
+            live_display() if is_terminal() else plain_display() as display,
+            ProcessGroup(Path(folder), display.draw, interruption) as group,
         ):
-            screen.actors = stage.actors
-            _Play(stage, screen, Path(folder) / "state").play()
+            display.children = group.children
+            _Scenario(group, display, Path(folder) / "state").play()
     except DemoError as exc:
-        complain("demo", f"this should not have happened: {exc}")
-        return FAILED
+        print_error("demo", f"this should not have happened: {exc}")
+        return ExitCode.FAILED
     print(f"All of it happened, in {time.monotonic() - started:.1f} s.", flush=True)
     return 0
 
 
-class _Play:
+class _Scenario:
     """The acts, in their order."""
 
-    def __init__(self, stage: Stage, screen: Screen, state: Path) -> None:
-        self._stage = stage
-        self._screen = screen
+    def __init__(self, group: ProcessGroup, display: Display, state: Path) -> None:
+        self._group = group
+        self._display = display
         self._state = state
         self._endpoint = ""
-        self._nodes: list[Actor] = []
+        self._nodes: list[ChildProcess] = []
 
     def play(self) -> None:
         server = self._serve("127.0.0.1:0")
@@ -91,21 +91,21 @@ class _Play:
         self._say(f"loss noticed after {_ms(noticed - killed)}")
         self._say(f"regrouped after {_ms(self._placed_at() - killed)}: {self._ranks()}")
 
-    def _restart(self, server: Actor) -> Actor:
+    def _restart(self, server: ChildProcess) -> ChildProcess:
         self._say("The server is killed with SIGKILL, and started again on the same port.", act=True)
-        steps = [len(node.heard) for node in self._nodes]
+        steps = [len(node.messages) for node in self._nodes]
         killed = server.kill()
         server = self._serve(self._endpoint)
         away = time.monotonic() - killed
         for node in self._nodes:
             node.order("roll call")
-        self._stage.wait(
+        self._group.wait(
             lambda: all(node.last("roll call") for node in self._nodes), "the nodes found the server again"
         )
         survived = max(_moment(node, "roll call") for node in self._nodes)
         names = sorted(node.name for node in self._nodes)
         for node, before in zip(self._nodes, steps, strict=True):
-            since = [heard.said for heard in node.heard[before:]]
+            since = [message.said for message in node.messages[before:]]
             _demand(
                 len(since) == 1 and sorted(since[0]["names"]) == names,
                 f"{node.name} was to hear of nothing but the same peers, and reports {since}",
@@ -127,37 +127,37 @@ class _Play:
         grown = self._placed_at() - _moment(newcomer, "joining")
         self._say(f"grown after {_ms(grown)}: {self._ranks()}")
 
-    def _finish(self, server: Actor) -> None:
-        from rallypoint.cli.arguments import endpoint
-        from rallypoint.client.admin import Visitor
+    def _finish(self, server: ChildProcess) -> None:
+        from rallypoint.cli.arguments import listen_address
+        from rallypoint.client.admin_client import AdminClient
 
         self._say("All finish.", act=True)
         for node in self._nodes:
             node.order("finish")
-        self._stage.wait_for_ends(self._nodes, "all nodes finished")
-        with Visitor(*endpoint(self._endpoint)) as visitor:
-            line = visitor.status(RUN_ID).run
+        self._group.wait_for_ends(self._nodes, "all nodes finished")
+        with AdminClient(*listen_address(self._endpoint)) as admin:
+            line = admin.status(RUN_ID).run
         _demand(line is not None and line.situation.startswith("closed as succeeded"), f"the run is not over: {line}")
         assert line is not None, "demanded above"
         server.process.terminate()
-        self._stage.wait_for_ends([server], "the server ended")
+        self._group.wait_for_ends([server], "the server ended")
         self._say(f"every node and the server ended with exit code 0; the run is {line.situation}")
 
     # Doing things -------------------------------------------------------------------------------------------------
 
-    def _serve(self, bind: str) -> Actor:
-        started = ("rallypoint.cli", "serve", "--bind", bind, "--state", str(self._state))
-        server = self._stage.start("server", *started)
-        self._stage.wait(lambda: bool(server.heard), "the server listened")
-        self._endpoint = server.heard[0].line.rpartition(" ")[2]
+    def _serve(self, bind: str) -> ChildProcess:
+        started = ("rallypoint", "serve", "--bind", bind, "--state", str(self._state))
+        server = self._group.start("server", *started)
+        self._group.wait(lambda: bool(server.messages), "the server listened")
+        self._endpoint = server.messages[0].line.rpartition(" ")[2]
         return server
 
-    def _node(self, name: str) -> Actor:
-        return self._stage.start(name, "rallypoint.cli.demo_node", self._endpoint, RUN_ID, name)
+    def _node(self, name: str) -> ChildProcess:
+        return self._group.start(name, "rallypoint.cli.demo_node", self._endpoint, RUN_ID, name)
 
     def _wait_for_world(self, after: int, what: str) -> None:
         """Wait until all nodes are in one world of a later round, and hold its ranks between them."""
-        self._stage.wait(lambda: self._is_one_world(after), what)
+        self._group.wait(lambda: self._is_one_world(after), what)
         ranks = sorted(node.place["rank"] for node in self._nodes)
         _demand(ranks == list(range(len(self._nodes))), f"the ranks were to be 0 to {len(ranks) - 1}, not {ranks}")
 
@@ -177,24 +177,24 @@ class _Play:
 
     def _say(self, words: str, *, act: bool = False) -> None:
         if act:
-            self._stage.linger(self._screen.pause_s)
-        self._screen.say(words, act=act)
+            self._group.linger(self._display.pause_s)
+        self._display.say(words, act=act)
 
 
-def _rank(node: Actor) -> int:
+def _rank(node: ChildProcess) -> int:
     rank: int = node.place["rank"]
     return rank
 
 
-def _moment(node: Actor, event: str) -> float:
-    heard = node.last(event)
-    _demand(heard is not None, f"{node.name} never said {event!r}")
-    assert heard is not None, "demanded above"
-    return heard.at
+def _moment(node: ChildProcess, event: str) -> float:
+    message = node.last(event)
+    _demand(message is not None, f"{node.name} never said {event!r}")
+    assert message is not None, "demanded above"
+    return message.at
 
 
 def _demand(holds: Any, otherwise: str) -> None:
-    from rallypoint.cli.demo_stage import DemoError
+    from rallypoint.cli.demo_processes import DemoError
 
     if not holds:
         raise DemoError(otherwise)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rallypoint.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from rallypoint.elastic.place import Place
+    from rallypoint.api import Place
 
 LOOK_S = 0.05
 """How often orders are looked at; a change of the world wakes the node by itself."""
@@ -32,18 +32,18 @@ def main() -> int:
     parser.add_argument("run_id")
     parser.add_argument("name")
     parser.add_argument("--nodes", default="3:4")
-    given = parser.parse_args()
-    from rallypoint.elastic.place import join
+    args = parser.parse_args()
+    from rallypoint.api import join
 
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     _say("joining")
     try:
         with join(
-            given.endpoint,
-            run=given.run_id,
-            nodes=given.nodes,
-            node_name=given.name,
+            args.endpoint,
+            run=args.run_id,
+            nodes=args.nodes,
+            node_name=args.name,
             is_host=False,  # while the server is away, its port is to stay free for it
             join_timeout=30,
             last_call_timeout=20,
@@ -54,7 +54,7 @@ def main() -> int:
         ) as place:
             _work(place, orders)
     except RendezvousError as exc:
-        print(f"{given.name}: {exc}", file=sys.stderr)
+        print(f"{args.name}: {exc}", file=sys.stderr)
         return 1
     _say("finished")
     return 0

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from rallypoint.cli.arguments import declare_endpoint, duration, visit
+from rallypoint.cli.arguments import add_endpoint_arguments, connect, duration, node_name, reason_text, run_name
+from rallypoint.cli.exit_codes import UsageError
 from rallypoint.cli.output import printable
-from rallypoint.errors import RendezvousError
 
 HELP = "give a node up and keep it out for a while, so that the others regroup without it"
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments it takes."""
-    parser.add_argument("run_id", metavar="RUN", help="the run that the node is in")
-    parser.add_argument("node", metavar="NODE", help="the node's name or id, as `rallypoint status` shows them")
-    declare_endpoint(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that it takes."""
+    parser.add_argument("run_id", type=run_name, metavar="RUN", help="the run that the node is in")
+    parser.add_argument(
+        "node", type=node_name, metavar="NODE", help="the node's name or id, as `rallypoint status` shows them"
+    )
+    add_endpoint_arguments(parser)
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
         "--for",
@@ -26,17 +28,19 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "each further eviction of the node, up to 1h)",
     )
     until.add_argument("--lift", action="store_true", help="let the node in again, before its time is over")
-    parser.add_argument("--why", default="", metavar="TEXT", help="the reason that the nodes are told")
+    parser.add_argument(
+        "--why", type=reason_text, default="", metavar="TEXT", help="the reason that the nodes are told"
+    )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Evict it, or lift its eviction."""
-    if given.lift and given.why:
-        raise RendezvousError("--why is the reason of an eviction, and --lift ends one: leave --why out")
-    with visit(given) as visitor:
-        if given.lift:
-            done = visitor.lift(given.run_id, given.node)
+    if args.lift and args.why:
+        raise UsageError("--why is the reason of an eviction, and --lift ends one: leave --why out")
+    with connect(args) as admin:
+        if args.lift:
+            done = admin.lift(args.run_id, args.node)
         else:
-            done = visitor.evict(given.run_id, given.node, given.for_s, given.why)
+            done = admin.evict(args.run_id, args.node, args.for_s, args.why)
     print(printable(done))
     return 0

@@ -1,6 +1,7 @@
 """What commands print: sentences, and tables that are drawn on a terminal and plain elsewhere.
 
-Names come from whoever connected to the server, so nothing of theirs reaches a terminal as a control character.
+Names come from the nodes, so nothing of theirs reaches a terminal as a control character.  rich leaves colours out where
+NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -12,16 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-TROUBLE = 2
-"""The exit code of a command that could not do what it was asked to."""
-
 Rows = Iterable[Sequence[str]]
 
 
-def complain(command: str, sentence: str) -> int:
-    """Say why not, and return the exit code."""
+def print_error(command: str, sentence: str) -> None:
+    """Say why a command could not do what it was asked to."""
     print(f"rallypoint {command}: {printable(sentence)}", file=sys.stderr, flush=True)
-    return TROUBLE
 
 
 def printable(text: str) -> str:
@@ -30,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks on."""
+    """Whether the output goes to a terminal."""
     return sys.stdout.isatty()
 
 

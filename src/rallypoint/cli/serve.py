@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rallypoint.cli.arguments import endpoint, written
-from rallypoint.cli.output import complain, printable
+from rallypoint.cli.arguments import DEFAULT_PORT, listen_address
+from rallypoint.cli.exit_codes import ExitCode, UsageError
+from rallypoint.cli.output import print_error, printable
+from rallypoint.net import written
 
 if TYPE_CHECKING:
     import logging
@@ -17,51 +19,56 @@ if TYPE_CHECKING:
 HELP = "serve runs to nodes, until SIGTERM or SIGINT"
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments it takes."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that it takes."""
     parser.add_argument(
-        "--bind", type=endpoint, required=True, metavar="HOST:PORT", help="where to listen; port 0 takes a free one"
+        "--bind",
+        type=listen_address,
+        default=("127.0.0.1", DEFAULT_PORT),
+        metavar="HOST:PORT",
+        help=f"where to listen; port 0 takes a free one (default: 127.0.0.1:{DEFAULT_PORT}, for this machine only)",
     )
     parser.add_argument(
         "--state", type=Path, metavar="FILE", help="remember worlds and closed runs there, across restarts"
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="bind beyond loopback, though whoever reaches the port is let in"
+        "--insecure", action="store_true", help="bind beyond loopback, though everybody who reaches the port is let in"
     )
     parser.add_argument(
         "--log-json", type=Path, metavar="FILE", help="append every event to this file, a JSON line each"
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     import asyncio
 
-    host, port = given.bind
+    host, port = args.bind
     try:
-        listener = _listen(host, port, given.insecure)
+        listener = _listen(host, port, args.insecure)
     except OSError as exc:
-        return complain("serve", _why_not(exc, host, port))
+        print_error("serve", _why_not(exc, host, port))
+        return ExitCode.REFUSED
     try:
         with listener:
-            asyncio.run(_serve(listener, given))
+            asyncio.run(_serve(listener, args))
     except OSError as exc:
-        return complain("serve", str(exc))
-    return 0
+        print_error("serve", str(exc))
+        return ExitCode.REFUSED
+    return ExitCode.DONE
 
 
 def _listen(host: str, port: int, insecure: bool) -> socket.socket:
     import socket
     from ipaddress import ip_address
 
-    from rallypoint.errors import RendezvousError
-    from rallypoint.server.sockets import listen
+    from rallypoint.net import listen
 
     address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
     if insecure:
         return listen(host, port)
     if not ip_address(address).is_loopback:
-        raise RendezvousError(
+        raise UsageError(
             f"{host} is not a loopback address, so other machines may reach it, and whoever does could join, close and "
             f"evict: there are no tokens and no TLS yet; bind 127.0.0.1, or add --insecure where the network is trusted"
         )
@@ -80,7 +87,7 @@ def _why_not(exc: OSError, host: str, port: int) -> str:
     return f"{where} cannot be bound: {exc.strerror or exc}"
 
 
-async def _serve(listener: socket.socket, given: argparse.Namespace) -> None:
+async def _serve(listener: socket.socket, args: argparse.Namespace) -> None:
     import asyncio
     import signal
     from contextlib import ExitStack
@@ -100,13 +107,13 @@ async def _serve(listener: socket.socket, given: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, end, number.name)
     log = _log_to_stderr()
     with ExitStack() as stack:
-        if given.log_json is not None:
-            stack.enter_context(events.write_json_lines(given.log_json))
-        service = Service(state=StateFile(given.state) if given.state is not None else None, tell=tell)
+        if args.log_json is not None:
+            stack.enter_context(events.write_json_lines(args.log_json))
+        service = Service(state=StateFile(args.state) if args.state is not None else None, tell=tell)
         host, port = listener.getsockname()[:2]
         await service.start(listener)
-        if given.insecure:
-            log.warning("there are no tokens and no TLS: whoever reaches %s can join, close and evict", given.bind[0])
+        if args.insecure:
+            log.warning("there are no tokens and no TLS: whoever reaches %s can join, close and evict", args.bind[0])
         print(f"rallypoint serve: listening on {written(host, port)}", flush=True)
         why = await stop
         log.info("ended by %s", why)

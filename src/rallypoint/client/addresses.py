@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 
-from rallypoint.net import plain
+from rallypoint.net import parse_endpoint, plain
 
 _ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that exist in examples only."""
@@ -31,8 +31,7 @@ def own_address(host: str = "", port: int = 0) -> str:
 
 def address_among(endpoints: Iterable[str]) -> str:
     """The address from which this machine reaches some of these endpoints, one that others can use where there is one."""
-    split = [endpoint.rpartition(":") for endpoint in endpoints]
-    places = [(host.strip("[]"), int(port)) for host, _, port in split]
+    places = [parse_endpoint(endpoint, 0) for endpoint in endpoints]
     # A name that nobody knows says nothing about where this machine is.
     found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
     return next((address for address in found if not _is_loopback(address)), found[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rallypoint.errors import RendezvousError
+from rallypoint.forks import OpenedIn, run_in_children
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Background:
     """An asyncio loop in a daemon thread."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.opened_in = OpenedIn()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_DaemonThreads())
         self._thread = threading.Thread(target=self._run, name="rallypoint", daemon=True)
@@ -48,11 +48,11 @@ class Background:
 
     def check(self) -> None:
         """Refuse to work in a forked child, where the thread does not exist."""
-        if os.getpid() != self.pid:
+        if not self.opened_in.is_this_process:
             raise RendezvousError(
-                f"this rendezvous was opened in process {self.pid} and is used in process {os.getpid()}, its child by "
-                f"fork: threads and connections do not survive a fork; open it in the child, or start the child with "
-                f"'spawn' or exec"
+                self.opened_in.refusal(
+                    "this rendezvous", "threads and connections do not survive a fork", "open it in the child"
+                )
             )
 
     def _run(self) -> None:
@@ -93,15 +93,13 @@ def background() -> Background:
     """The background thread of this process, started on first use; a forked child gets its own."""
     global _current  # noqa: PLW0603  # one thread a process is the point
     with _lock:
-        if _current is None or _current.pid != os.getpid():
+        if _current is None or not _current.opened_in.is_this_process:
             _current = Background()
         return _current
 
 
+@run_in_children
 def _renew_lock() -> None:
     """A lock that was held in the moment of a fork would never be let go in the child."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

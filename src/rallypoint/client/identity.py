@@ -9,7 +9,7 @@ import socket
 
 import msgspec
 
-from rallypoint.core.model import Node
+from rallypoint.messages.types import Node
 
 
 class _Process:

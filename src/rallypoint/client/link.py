@@ -27,9 +27,10 @@ from rallypoint.client.probe import what_answers
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
 from rallypoint.client.waiters import Waiters
-from rallypoint.core.model import EndedIncarnation, Node, Reason
-from rallypoint.core.notices import Placed
+from rallypoint.core.model import EndedIncarnation
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Node, Reason
 from rallypoint.protocol import Peer
 
 log = logging.getLogger("rallypoint.link")
@@ -255,7 +256,7 @@ class Link:
         is_wanted = False
         try:
             while not self._closed and self.refusal is None:
-                line = _Line(self)
+                line = _LinkConnection(self)
                 try:
                     await self._connect(line)
                     # A server that turns nodes away is not to be stormed by them.
@@ -290,7 +291,7 @@ class Link:
         settings = self.view.settings
         return min(pause_s * 2, settings.reconnect_backoff_s, settings.heartbeat_timeout_s / 3)
 
-    async def _connect(self, line: _Line) -> None:
+    async def _connect(self, line: _LinkConnection) -> None:
         target = self._target = await self._locator.find(self)
         self._hurry.clear()
         self._session.secret, self._session.claim_id = target.secret, target.claim_id
@@ -300,7 +301,7 @@ class Link:
                 return
         await self._connect_to(target.hosts[-1], target.port, line)
 
-    async def _connect_to(self, host: str, port: int, line: _Line) -> None:
+    async def _connect_to(self, host: str, port: int, line: _LinkConnection) -> None:
         loop = asyncio.get_running_loop()
         if not is_address(host):
             # Names are looked up anew each time: they may come late, and they may change.
@@ -468,7 +469,7 @@ _BUFFER = memoryview(bytearray(64 * 1024))
 """All links live on one loop and read one after another."""
 
 
-class _Line(asyncio.BufferedProtocol):
+class _LinkConnection(asyncio.BufferedProtocol):
     """One connection of a link."""
 
     def __init__(self, link: Link) -> None:

@@ -13,20 +13,19 @@ from datetime import timedelta
 
 import msgspec
 
-from rallypoint import events
+from rallypoint import events, wording
 from rallypoint.client import outcomes
 from rallypoint.client import view as views
 from rallypoint.client.link import Link, Prepare
-from rallypoint.client.round_store import Offer, RoundStore, Serve, cannot_listen, serve_here
+from rallypoint.client.round_store import RoundStore, Serve, StoreOffer, cannot_listen, serve_here
 from rallypoint.client.view import State, View
-from rallypoint.core import explain
-from rallypoint.core.model import Node, Reason
-from rallypoint.core.notices import Placed
 from rallypoint.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
 )
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Node, Reason
 from rallypoint.protocol import AskHeard, Peer
 from rallypoint.stores.errors import StoreError
 
@@ -68,7 +67,7 @@ class Member:
         self.close_s = close_s
         self._own_address = own_address
         self._serve_store = serve_store
-        self._offer: Offer | None = None
+        self._offer: StoreOffer | None = None
         self._closed_run = False
         self._joining = threading.Lock()
         self._storing = threading.Lock()
@@ -110,7 +109,7 @@ class Member:
         """What is awaited, in words (rule 11); empty where nothing is."""
         if self._stays is not None:
             why, until = self._stays
-            why += "" if until is None else f", at most {explain.seconds(until - time.monotonic())} more"
+            why += "" if until is None else f", at most {wording.seconds(until - time.monotonic())} more"
             return why if self._gone or not self._is_out_of_reach(self.view) else f"{why}; {self._out_of_reach()}"
         view = self.view
         if view.state not in (State.WAITING, State.SPARE):
@@ -293,7 +292,7 @@ class Member:
             if self._offer is not None:
                 self._offer.withdraw()
             try:
-                self._offer = Offer(address)
+                self._offer = StoreOffer(address)
             except StoreError as exc:
                 raise cannot_listen(address, exc) from exc
         return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)

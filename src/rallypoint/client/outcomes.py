@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rallypoint.client.view import State, View
-from rallypoint.core.model import Ending
-from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Ending
 
 _PLACED = (State.HOLDS, State.BROKEN)
 """A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""

@@ -6,7 +6,6 @@ It ends with its round: nobody waits on it for a world that is over.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import threading
 import weakref
@@ -15,13 +14,15 @@ from datetime import timedelta
 from typing import Protocol
 
 import rallypoint.stores.tcp.listener  # noqa: F401  # serving takes it: loaded now, not while a world waits for its store
-from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
+from rallypoint.forks import OpenedIn
+from rallypoint.messages.notices import Placed
+from rallypoint.net import parse_endpoint, written
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
-from rallypoint.stores.base import Term
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
-from rallypoint.stores.lazy import LateStore
+from rallypoint.stores.lazy import LazyStore
 from rallypoint.stores.tcp.server import listen
+from rallypoint.waiting import Deadline
 
 VERDICT_S = 10.0
 """How long the news is awaited that a world is over: a host that dies breaks its connections before it is declared lost."""
@@ -53,14 +54,14 @@ def cannot_listen(address: str, problem: StoreError) -> RendezvousError:
     return RendezvousError(f"this node would serve a store on {address}, but {problem}: {advice}")
 
 
-class Offer:
+class StoreOffer:
     """A bound port that a node would serve the round's store on, if it became rank 0."""
 
     def __init__(self, address: str, listener: socket.socket | None = None) -> None:
         self.address = address
         self._listener: socket.socket | None = listener or listen(address)
         port = self._listener.getsockname()[1]
-        self.endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self.endpoint = written(address, port)
 
     @property
     def is_open(self) -> bool:
@@ -77,12 +78,6 @@ class Offer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port of an offer."""
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class RoundMember(Protocol):
@@ -116,20 +111,20 @@ class RoundStore(PrefixStore):
         serve: Serve = serve_here,
     ) -> None:
         self.seal_id = placed.seal_id
-        self.host, self.port = split_endpoint(placed.store)
+        self.host, self.port = parse_endpoint(placed.store, 0)
         self._member = member
         self._placed = placed
-        self._opened_in = os.getpid()
+        self._opened_in = OpenedIn()
         self._why_over: str | None = None
         self._closing: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._ending = threading.Lock()
         self._watched = False
         self._stop = serve(listener) if listener is not None else None
         self.prefix = f"{member.run_id}/{placed.incarnation}/{placed.round}"
-        super().__init__(self.prefix, self._late(timeout))
+        super().__init__(self.prefix, self._lazy(timeout))
 
     def clone(self) -> PrefixStore:
-        return PrefixStore(self.prefix, self._late(self.timeout))
+        return PrefixStore(self.prefix, self._lazy(self.timeout))
 
     def open(self, timeout: timedelta) -> PrefixStore:
         """The same keys over a connection of its own, which ends with the round."""
@@ -159,14 +154,14 @@ class RoundStore(PrefixStore):
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
-    def _late(self, timeout: timedelta) -> LateStore:
-        return LateStore(lambda: self._open_in_round(timeout), self._judge)
+    def _lazy(self, timeout: timedelta) -> LazyStore:
+        return LazyStore(lambda: self._open_in_round(timeout), self._judge)
 
     def _open_in_round(self, timeout: timedelta) -> Store:
         """Connect for as long as the round lasts; the connection ends with it."""
         if self._is_forked:
             return self._open(timeout)[0]
-        term = Term.of(timeout)
+        term = Deadline.of(timeout)
         while not self.is_over():
             try:
                 store, close = self._open(min(_ATTEMPT, timedelta(seconds=term.left_s())))
@@ -235,4 +230,4 @@ class RoundStore(PrefixStore):
     @property
     def _is_forked(self) -> bool:
         """Whether this is a child by fork, which hears nothing of its parent's membership."""
-        return os.getpid() != self._opened_in
+        return not self._opened_in.is_this_process

@@ -14,10 +14,11 @@ import msgspec
 from rallypoint import heartbeats, protocol
 from rallypoint.client import view as views
 from rallypoint.client.view import State, View
-from rallypoint.core.messages import Announced, CloseAsked, Left
-from rallypoint.core.model import EndedIncarnation, Node, Reason
-from rallypoint.core.notices import Placed, RunClosed
+from rallypoint.core.model import EndedIncarnation
 from rallypoint.errors import RendezvousStateError
+from rallypoint.messages.notices import Placed, RunClosed
+from rallypoint.messages.requests import Announced, CloseAsked, Left
+from rallypoint.messages.types import Node, Reason
 from rallypoint.protocol import Serving
 
 _PING = protocol.frame(protocol.Ping())
@@ -202,7 +203,7 @@ class Session:
         elif isinstance(message, (protocol.Peers, protocol.Runs, protocol.Status, protocol.Done)):
             self._answered(message)
         elif isinstance(message, protocol.Challenge):
-            raise RendezvousStateError("the server challenges a node, as it should a visitor only")
+            raise RendezvousStateError("the server challenges a node, as it should an administrator only")
         else:
             self.view = views.hear(self.view, message)
             if isinstance(message, Placed):

@@ -9,19 +9,19 @@ import enum
 
 import msgspec
 
-from rallypoint.core.messages import Announced, Joined, Left, Seat, Standing
-from rallypoint.core.model import Bounds, Ending, Node, Reason, Settings
-from rallypoint.core.notices import (
+from rallypoint.messages.notices import (
     Broken,
     Fenced,
     KeepWaiting,
+    NodeNotice,
     Placed,
     Refused,
     RunClosed,
-    Said,
     StandBy,
     WaitingCount,
 )
+from rallypoint.messages.requests import Announced, Joined, Left, Seat, Standing
+from rallypoint.messages.types import Bounds, Ending, Node, Reason, Settings
 
 
 class State(enum.Enum):
@@ -106,7 +106,7 @@ def leave(view: View, reason: Reason, why: str = "") -> tuple[View, Left]:
     return after, Left(view.node.id, reason, view.world.seal_id if view.world else "", why[:LONGEST_WHY])
 
 
-def hear(view: View, said: Said) -> View:
+def hear(view: View, said: NodeNotice) -> View:
     """Take what the server said.  Whatever names another world than the node's own is ignored (rule 6a)."""
     if isinstance(said, Placed):
         return _placed(view, said)

@@ -18,8 +18,8 @@ from typing import Protocol, TextIO
 
 import msgspec
 
+from rallypoint import wording
 from rallypoint.client.view import State, View
-from rallypoint.core import explain
 
 log = logging.getLogger("rallypoint")
 
@@ -32,7 +32,7 @@ _WRITE_S = 0.5
 _WIDTH = 80
 
 
-class Wait(msgspec.Struct, frozen=True):
+class WaitReport(msgspec.Struct, frozen=True):
     """A wait at one moment; `left_s` is None where it has no deadline of its own, or the sentence tells it."""
 
     run_id: str
@@ -46,7 +46,7 @@ class Wait(msgspec.Struct, frozen=True):
         return f"run {self.run_id!r}: waiting for {self.elapsed_s:.0f} s{left}: {self.why}"
 
 
-class Waiter(Protocol):
+class WaitingMember(Protocol):
     """What is asked of a membership that waits."""
 
     run_id: str
@@ -62,7 +62,7 @@ class Waiter(Protocol):
 class Reporter(Protocol):
     """Where waits are reported.  All calls for one wait come from one thread."""
 
-    def wait(self, wait: Wait, *, is_news: bool) -> None:
+    def wait(self, wait: WaitReport, *, is_news: bool) -> None:
         """It is still waited; `is_news` where the reason was not told yet."""
 
     def tell(self, text: str) -> None:
@@ -73,7 +73,7 @@ class Reporter(Protocol):
 
 
 @contextmanager
-def reported(waiter: Waiter, reporter: Reporter | None) -> Iterator[None]:
+def reported(waiter: WaitingMember, reporter: Reporter | None) -> Iterator[None]:
     """Report what is awaited while the block lasts; None reports nothing."""
     if reporter is None:
         yield
@@ -106,7 +106,7 @@ class LogReporter:
         self._logger = logger
         self._level = level
 
-    def wait(self, wait: Wait, *, is_news: bool) -> None:
+    def wait(self, wait: WaitReport, *, is_news: bool) -> None:
         """Log a reason that is new."""
         if is_news:
             self._logger.log(self._level, "run %r: waiting: %s", wait.run_id, wait.why)
@@ -125,7 +125,7 @@ class LineReporter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def wait(self, wait: Wait, *, is_news: bool) -> None:
+    def wait(self, wait: WaitReport, *, is_news: bool) -> None:
         """Write a reason that is new."""
         if is_news:
             self.tell(str(wait))
@@ -147,7 +147,7 @@ class LiveReporter(LineReporter):
 
     _is_shown = False
 
-    def wait(self, wait: Wait, *, is_news: bool) -> None:
+    def wait(self, wait: WaitReport, *, is_news: bool) -> None:
         """Write the line anew, in one piece and without erasing it first, so that it does not flicker."""
         self._write(f"\r{_cut(_printable(f'rallypoint: {wait}'), self._columns() - 1)}\x1b[K")
         self._is_shown = True
@@ -179,7 +179,7 @@ class _Told:
 
     def is_news(self, why: str, *, is_spare: bool, now: float) -> bool:
         """Whether this is to be told now: a node that becomes a spare says so at once, anything else can wait."""
-        gist = explain.gist(why)
+        gist = wording.gist(why)
         is_due = now >= self._at + PATIENCE_S or (is_spare and not self.as_spare)
         if gist == self._gist or not is_due:
             return False
@@ -192,7 +192,7 @@ class _Told:
         return bool(self._gist)
 
 
-def _report(waiter: Waiter, reporter: Reporter, done: threading.Event) -> None:
+def _report(waiter: WaitingMember, reporter: Reporter, done: threading.Event) -> None:
     began = time.monotonic()
     told = _Told(began)
     with suppress(OSError, ValueError):  # a stream that is closed, or that nobody reads any more
@@ -204,7 +204,7 @@ def _report(waiter: Waiter, reporter: Reporter, done: threading.Event) -> None:
                 is_news = told.is_news(why, is_spare=view.state is State.SPARE, now=now)
                 if told.is_begun:
                     left_s = None if view.deadline is None else view.deadline - now
-                    reporter.wait(Wait(waiter.run_id, why, now - began, left_s), is_news=is_news)
+                    reporter.wait(WaitReport(waiter.run_id, why, now - began, left_s), is_news=is_news)
             world = waiter.view.world
             if told.as_spare and world is not None and waiter.view.state is State.HOLDS:
                 place = f"rank {world.rank} of {world.size} in round {world.round}"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 
-class _Waiter:
+class _WaitingThread:
     def __init__(self, until: Callable[[], bool]) -> None:
         self.until = until
         # A plain lock and no Event: an Event that is interrupted, as by Ctrl-C, may keep its own lock.
@@ -24,7 +24,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may look while its thread does
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[_WaitingThread] = []
 
     def wait(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
         """Wait until a condition is met; False where the deadline, on the monotonic clock, passes first.
@@ -32,7 +32,7 @@ class Waiters:
         The condition is evaluated by the threads that call `wake` too: it must be quick, and must not wait itself.
         """
         while True:
-            waiter = _Waiter(until)
+            waiter = _WaitingThread(until)
             try:
                 with self._lock:
                     if until():

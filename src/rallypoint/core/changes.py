@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.core.model import Bounds, Closing, Crash, EndedIncarnation, Ending, Phase, Run, Settings
-from rallypoint.core.notices import Broken, Notice, RunClosed, Said
+from rallypoint.core.model import Closing, Crash, EndedIncarnation, Phase, Run
+from rallypoint.core.notices import Notice
 from rallypoint.core.phases import PHASE_CHANGES
-from rallypoint.sorted_map import Table
+from rallypoint.messages.notices import Broken, NodeNotice, RunClosed
+from rallypoint.messages.types import Bounds, Ending, Settings
+from rallypoint.sorted_map import SortedMap
 
 
 class Durability(enum.IntEnum):
@@ -53,7 +55,7 @@ def enter(run: Run, phase: Phase, **fields: Any) -> Run:
     return change(run, phase=phase, **fields)
 
 
-def tell(node_id: str, what: Said) -> tuple[Notice, ...]:
+def tell(node_id: str, what: NodeNotice) -> tuple[Notice, ...]:
     """One notice to one node."""
     return (Notice(node_id, what),)
 
@@ -83,7 +85,7 @@ def emptied(run: Run, last: EndedIncarnation | None) -> Run:
 def depart(run: Run, node_id: str) -> Run:
     """The run without a node, wherever it stood; what its going means is for the caller to decide."""
     for field in ("active", "returned", "queue", "spares"):
-        table: Table[str, Any] = getattr(run, field)
+        table: SortedMap[str, Any] = getattr(run, field)
         if node_id in table:
             return change(run, **{field: table.without(node_id)})
     waiter = run.paused.get(node_id)

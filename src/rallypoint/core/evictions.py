@@ -12,9 +12,11 @@ import msgspec
 
 from rallypoint.core import explain
 from rallypoint.core.changes import Step, change, tell
-from rallypoint.core.messages import Announced, Joined, Standing
-from rallypoint.core.model import Eviction, Node, Phase, Run, find_waiter, kept_out
-from rallypoint.core.notices import Fenced, KeepWaiting, Notice
+from rallypoint.core.model import Eviction, Phase, Run, find_waiter, kept_out
+from rallypoint.core.notices import Notice
+from rallypoint.messages.notices import Fenced, KeepWaiting
+from rallypoint.messages.requests import Announced, Joined, Standing
+from rallypoint.messages.types import Node
 
 FIRST_S = 30.0
 """How long the first eviction of a node lasts where nobody says how long; each further one lasts twice as long."""

@@ -6,12 +6,15 @@ from itertools import chain, islice
 
 import msgspec
 
+from rallypoint import wording
 from rallypoint.core import explain, recovery
 from rallypoint.core.changes import Durability, Step, break_world, change, found, pause_ends, tell
-from rallypoint.core.messages import Announced, Joined
-from rallypoint.core.model import Node, Phase, Request, Role, Run, Waiter, find_waiter, is_loopback
-from rallypoint.core.notices import Fenced, Refused, RunClosed, place
-from rallypoint.sorted_map import Table
+from rallypoint.core.model import Phase, Request, Run, WaitingNode, find_waiter
+from rallypoint.core.notices import place
+from rallypoint.messages.notices import Fenced, Refused, RunClosed
+from rallypoint.messages.requests import Announced, Joined
+from rallypoint.messages.types import Node, Role, is_loopback
+from rallypoint.sorted_map import SortedMap
 
 LOOKED_AT = 16
 
@@ -33,7 +36,7 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
         return Step(run, tell(node.id, Refused(why)), why)
     if not run.live and not run.founded:
         founded = found(run, said.bounds, said.settings, mint)
-        step = _enqueue(founded, node, f"{node.name} founded the run for {explain.size(said.bounds)}")
+        step = _enqueue(founded, node, f"{node.name} founded the run for {wording.size(said.bounds)}")
         # A record may name the incarnation before as one that runs: it must say first that it is over.
         replaces = bool(run.incarnation) and run.phase is Phase.GATHERING
         return msgspec.structs.replace(step, durability=Durability.SEAL_OR_CLOSE) if replaces else step
@@ -56,7 +59,7 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
         return Step(run, tell(node.id, Refused(why)), why)
     until = pause_ends(run, node.name, now)
     if until > now:
-        waiter = Waiter(node, run.arrivals, until)
+        waiter = WaitingNode(node, run.arrivals, until)
         held = change(
             run,
             arrivals=run.arrivals + 1,
@@ -68,7 +71,7 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
 
 
 def _enqueue(run: Run, node: Node, why: str, request: Request | None = None) -> Step:
-    waiter = Waiter(node, run.arrivals, request=request)
+    waiter = WaitingNode(node, run.arrivals, request=request)
     if node.role is Role.SPARE:
         spares = run.spares.set(node.id, waiter)
         return Step(change(run, arrivals=run.arrivals + 1, spares=spares), (), f"{why} as a spare")
@@ -90,14 +93,14 @@ def _join_again(run: Run, said: Joined | Announced, now: float) -> Step:
             run, tell(node.id, place(world, rank)), f"{node.name} had not heard that it is in round {world.round}"
         )
     # A node that was in another world of this round or a higher one, because a register forgot, would not take this one.
-    admitting = f", with {explain.nodes(run.told_waiting)} waiting to be admitted" if run.told_waiting else ""
+    admitting = f", with {wording.nodes(run.told_waiting)} waiting to be admitted" if run.told_waiting else ""
     why = f"{node.name} joined again{admitting}"
     broken = break_world(change(run, active=run.active.without(node.id)), why, now)
     return msgspec.structs.replace(broken, run=_come_back(broken.run, node))
 
 
 def _come_back(run: Run, node: Node) -> Run:
-    waiter = Waiter(node, run.arrivals)
+    waiter = WaitingNode(node, run.arrivals)
     return change(
         run,
         arrivals=run.arrivals + 1,
@@ -106,11 +109,11 @@ def _come_back(run: Run, node: Node) -> Run:
     )
 
 
-def _refresh(run: Run, waiter: Waiter) -> Step:
+def _refresh(run: Run, waiter: WaitingNode) -> Step:
     """A join sent twice: the node keeps its place in the queue, its latest word counts."""
     node = waiter.node
     field = next(name for name in ("returned", "queue", "paused", "spares") if node.id in getattr(run, name))
-    table: Table[str, Waiter] = getattr(run, field)
+    table: SortedMap[str, WaitingNode] = getattr(run, field)
     if table[node.id] == waiter:
         return Step(run)
     return Step(change(run, **{field: table.set(node.id, waiter)}), (), f"{node.name} asked again")

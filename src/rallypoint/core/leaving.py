@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rallypoint.core import evictions, explain
 from rallypoint.core.changes import Durability, Step, break_world, change, charge, close, depart
-from rallypoint.core.messages import Evicted
-from rallypoint.core.model import Ending, OnGiveUp, Phase, Reason, Run, find_node
+from rallypoint.core.events import Evicted
+from rallypoint.core.model import Phase, Run, find_node
 from rallypoint.core.recovery import adopt_at_once, silenced
+from rallypoint.messages.types import Ending, OnGiveUp, Reason
 
 
 def lost(run: Run, node_id: str, why: str, now: float) -> Step:

@@ -7,25 +7,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from ipaddress import ip_address
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from rallypoint.sorted_map import Table
-
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Token = Annotated[str, Meta(max_length=128)]
-Text = Annotated[str, Meta(max_length=4096)]
-Why = Annotated[str, Meta(max_length=1024)]
-"""A reason that somebody gave: short enough to stand in a sentence of ours."""
-Count = Annotated[int, Meta(ge=0, le=2**31)]
-Round = Annotated[int, Meta(ge=0, le=2**53)]
-Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
-Size = Annotated[int, Meta(ge=1, le=1_000_000)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+from rallypoint.messages.types import Bounds, Count, Ending, Moment, Name, Node, Round, Settings, Size, Text, Token
+from rallypoint.sorted_map import SortedMap
 
 
 class Phase(enum.Enum):
@@ -35,91 +23,6 @@ class Phase(enum.Enum):
     GATHERING = "gathering"
     SEALED = "sealed"
     CLOSED = "closed"
-
-
-class Role(enum.Enum):
-    """What a node came for."""
-
-    MEMBER = "member"
-    SPARE = "spare"
-
-
-class Reason(enum.Enum):
-    """Why a node left (rule 8).  Only `FINISHED` leaves the world whole."""
-
-    FINISHED = "finished"
-    WITHDREW = "withdrew"
-    GAVE_UP = "gave up"
-
-
-class Ending(enum.Enum):
-    """How a run closed (rule 8)."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-
-
-class OnGiveUp(enum.Enum):
-    """What the run does when a member gives up: `AUTO` closes where min = max and waits for a replacement elsewhere."""
-
-    AUTO = "auto"
-    WAIT = "wait"
-    CLOSE = "close"
-
-
-class Node(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process that takes part (rule 2).
-
-    `id` is minted by the process, so a restarted process is another node; `name` is what stays (a host, a slot) and is
-    what people read.  `store` is where this node would serve the bootstrap store if it became rank 0 (rule 12): bound
-    before it joins, so that the sealed world can carry it.
-    """
-
-    id: Name
-    name: Name
-    address: Token = ""
-    store: Token = ""
-    wanted_rank: Count | None = None
-    topology: Text = ""
-    role: Role = Role.MEMBER
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """How many nodes a world has, at least and at most (rule 1)."""
-
-    min: Size
-    max: Size
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min <= self.max:
-            raise ValueError(f"bounds must satisfy 1 <= min <= max, not {self.min}:{self.max}")
-
-    def __str__(self) -> str:
-        return f"{self.min}:{self.max}" if self.min != self.max else str(self.min)
-
-
-class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The times and choices of a run, set by whoever founds it."""
-
-    last_call_s: Seconds = 30.0
-    regroup_s: Seconds = 60.0
-    admit_delay_s: Seconds = 0.0
-    closed_ttl_s: Seconds = 60.0
-    reconnect_grace_s: Seconds = 0.15
-    heartbeat_interval_s: Seconds = 1.0
-    heartbeat_timeout_s: Seconds = 5.0
-    outage_grace_s: Seconds = 300.0
-    reconnect_backoff_s: Seconds = 2.0
-    crash_pause_s: Seconds = 1.0
-    crash_pause_limit_s: Seconds = 60.0
-    crash_memory_s: Seconds = 600.0
-    rank_policy: Name = "sticky"
-    on_give_up: OnGiveUp = OnGiveUp.AUTO
-
-    @property
-    def hold_s(self) -> float:
-        """How long after its start a server without a record can still hear of an earlier life (rule 14)."""
-        return self.heartbeat_timeout_s + self.reconnect_backoff_s
 
 
 class World(msgspec.Struct, frozen=True):
@@ -150,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
     incarnation: Token = ""
 
 
-class Waiter(msgspec.Struct, frozen=True, omit_defaults=True):
+class WaitingNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node that is here and holds no world, its number in the order of arrival, and until when it is paused.
 
     `request` is kept only while the server recovers.
@@ -285,19 +188,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     round: int = 0
     world: World | None = None
-    ranks: Table[str, int] = Table()
-    active: Table[str, int] = Table()
-    returned: Table[str, Waiter] = Table()
-    queue: Table[str, Waiter] = Table()
-    paused: Table[str, Waiter] = Table()
-    pauses: Table[tuple[float, str], None] = Table()
-    spares: Table[str, Waiter] = Table()
-    finished: Table[str, int] = Table()
-    heard: Table[int, HeardRank] = Table()
+    ranks: SortedMap[str, int] = SortedMap()
+    active: SortedMap[str, int] = SortedMap()
+    returned: SortedMap[str, WaitingNode] = SortedMap()
+    queue: SortedMap[str, WaitingNode] = SortedMap()
+    paused: SortedMap[str, WaitingNode] = SortedMap()
+    pauses: SortedMap[tuple[float, str], None] = SortedMap()
+    spares: SortedMap[str, WaitingNode] = SortedMap()
+    finished: SortedMap[str, int] = SortedMap()
+    heard: SortedMap[int, HeardRank] = SortedMap()
     recorded: RecordedWorld | None = None
     predecessor: Predecessor | None = None
-    crashes: Table[str, Crash] = Table()
-    evictions: Table[tuple[str, str], Eviction] = Table()
+    crashes: SortedMap[str, Crash] = SortedMap()
+    evictions: SortedMap[tuple[str, str], Eviction] = SortedMap()
     evictions_end: float | None = None
     arrivals: int = 0
     last_call_ends: float | None = None
@@ -332,7 +235,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.active) + waiting + len(self.heard)
 
 
-def find_waiter(run: Run, node_id: str) -> Waiter | None:
+def find_waiter(run: Run, node_id: str) -> WaitingNode | None:
     """The node among those who are here and hold no world, or None."""
     for table in (run.returned, run.queue, run.paused, run.spares):
         waiter = table.get(node_id)
@@ -355,16 +258,3 @@ def find_node(run: Run, node_id: str) -> Node | None:
 def kept_out(run: Run, now: float) -> Iterator[Eviction]:
     """The evictions that are in effect."""
     return (eviction for eviction in run.evictions.values() if eviction.until > now)
-
-
-def is_loopback(node: Node) -> bool:
-    """Whether a node gives an address that only its own machine can reach (rule 2)."""
-    return _is_loopback(node.address)
-
-
-@lru_cache(maxsize=4096)
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return address == "localhost"

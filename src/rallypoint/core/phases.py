@@ -21,7 +21,7 @@ PHASE_CHANGES: dict[tuple[Phase, Phase], str] = {
 
 
 def diagram() -> str:
-    """The picture of the phases, for docs/ARCHITECTURE.md (Mermaid)."""
+    """The picture of the phases, for docs/rules.md (Mermaid)."""
     lines = [
         "stateDiagram-v2",
         "    [*] --> recovering: a server starts",

@@ -14,27 +14,25 @@ import msgspec
 
 from rallypoint.core import explain
 from rallypoint.core.changes import Durability, Step, change, close, depart, emptied, enter, found, tell
-from rallypoint.core.messages import Announced, Joined, Seat, Standing
 from rallypoint.core.model import (
     EndedIncarnation,
-    Ending,
     HeardRank,
-    Node,
     Phase,
     Predecessor,
     RecordedWorld,
     Request,
-    Role,
     Run,
-    Waiter,
+    WaitingNode,
     World,
     find_waiter,
-    is_loopback,
     rank_bitmap,
     ranks_of,
 )
-from rallypoint.core.notices import Broken, Fenced, Notice, Refused
-from rallypoint.sorted_map import Table
+from rallypoint.core.notices import Notice
+from rallypoint.messages.notices import Broken, Fenced, Refused
+from rallypoint.messages.requests import Announced, Joined, Seat, Standing
+from rallypoint.messages.types import Ending, Node, Role, is_loopback
+from rallypoint.sorted_map import SortedMap
 
 
 class _WorldName(msgspec.Struct, frozen=True):
@@ -61,7 +59,7 @@ def with_recorded_world(run: Run, recorded: RecordedWorld, hold_ends: float) -> 
     assert name is not None, "the record names it"
     gone = {rank: _unannounced(name, rank, gone=True) for rank in ranks_of(recorded.gone)}
     finished = {rank: _unannounced(name, rank, finished=True) for rank in recorded.finished_ranks()}
-    return change(known, heard=Table.build({**gone, **finished}.items()), hold_ends=hold_ends)
+    return change(known, heard=SortedMap.build({**gone, **finished}.items()), hold_ends=hold_ends)
 
 
 def without(run: Run, predecessor: Predecessor | None) -> Run:
@@ -80,8 +78,8 @@ def forgotten(run: Run, now: float) -> Run:
     """The record does not know a world that a node of this incarnation was in: rule 14 without a record applies."""
     request = Request(run.bounds, run.settings, run.incarnation)
 
-    def asking(waiters: Table[str, Waiter]) -> Table[str, Waiter]:
-        return Table.build((i, msgspec.structs.replace(w, request=request)) for i, w in waiters.items())
+    def asking(waiters: SortedMap[str, WaitingNode]) -> SortedMap[str, WaitingNode]:
+        return SortedMap.build((i, msgspec.structs.replace(w, request=request)) for i, w in waiters.items())
 
     return enter(
         run,
@@ -133,7 +131,7 @@ def _higher(run: Run, said: Joined | Announced, seat: Seat, heard: HeardRank, no
         if old.announced
         for notice in tell(old.node.id, Broken(old.seal_id, f"round {seat.round} came after it"))
     )
-    taken = change(run, recorded=None, heard=Table(), ranks=Table())
+    taken = change(run, recorded=None, heard=SortedMap(), ranks=SortedMap())
     if run.recorded is not None:
         assert run.hold_ends is not None, "recovery has an end"
         taken = change(taken, hold_ends=max(run.hold_ends, now + run.settings.hold_s))
@@ -255,11 +253,11 @@ def _mixes(node: Node, other: Node | None) -> bool:
 
 
 def _keep_waiters(
-    run: Run, queue: Iterator[Waiter], spares: Iterator[Waiter], why: str, other: Node | None = None
+    run: Run, queue: Iterator[WaitingNode], spares: Iterator[WaitingNode], why: str, other: Node | None = None
 ) -> Step:
     """The nodes that waited through the hold; those that ask for other bounds, or give addresses of another kind than
     the first, are refused now (rules 1, 2)."""
-    kept: dict[bool, dict[str, Waiter]] = {False: {}, True: {}}
+    kept: dict[bool, dict[str, WaitingNode]] = {False: {}, True: {}}
     refused: list[Notice] = []
     for waiter in sorted(chain(queue, spares), key=lambda w: w.arrival):
         node, request = waiter.node, waiter.request
@@ -271,7 +269,7 @@ def _keep_waiters(
             other = other or (node if node.address else None)
             is_spare = waiter.node.role is Role.SPARE
             kept[is_spare][waiter.node.id] = msgspec.structs.replace(waiter, request=None)
-    fields = {"queue": Table.build(kept[False].items()), "spares": Table.build(kept[True].items())}
+    fields = {"queue": SortedMap.build(kept[False].items()), "spares": SortedMap.build(kept[True].items())}
     return Step(change(run, **fields), tuple(refused), why)
 
 
@@ -289,12 +287,12 @@ def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
         run,
         incarnation=highest.incarnation,
         world=world,
-        ranks=Table.build((node.id, rank) for rank, node in enumerate(world.members)),
-        active=Table.build(here.items()),
-        finished=Table.build(chain(finished.items(), earlier)),
-        queue=Table(),
-        spares=Table(),
-        heard=Table(),
+        ranks=SortedMap.build((node.id, rank) for rank, node in enumerate(world.members)),
+        active=SortedMap.build(here.items()),
+        finished=SortedMap.build(chain(finished.items(), earlier)),
+        queue=SortedMap(),
+        spares=SortedMap(),
+        heard=SortedMap(),
         recorded=None,
         predecessor=None,
         hold_ends=None,
@@ -318,7 +316,7 @@ def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
     broken = enter(
         kept.run,
         Phase.GATHERING,
-        returned=Table.build(back.items()),
+        returned=SortedMap.build(back.items()),
         regroup_ends=now + run.settings.regroup_s,
     )
     whys = ", ".join(known.why for known in heard.values() if known.gone and known.why)
@@ -374,7 +372,7 @@ def stays(run: Run, said: Announced) -> Run:
     known = node.id in run.active or node.id in run.finished or find_waiter(run, node.id) is not None
     if known or said.seat is None:
         return run
-    waiter = Waiter(node, run.arrivals)
+    waiter = WaitingNode(node, run.arrivals)
     return change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, waiter))
 
 

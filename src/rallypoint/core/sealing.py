@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rallypoint import wording
 from rallypoint.core import explain
 from rallypoint.core.changes import Durability, Step, charge, enter
-from rallypoint.core.model import Phase, Run, Waiter, World
-from rallypoint.core.notices import Notice, Sealed, StandBy
-from rallypoint.core.ranking import STICKY, Candidate, RankPolicy, rank
-from rallypoint.sorted_map import Table
+from rallypoint.core.model import Phase, Run, WaitingNode, World
+from rallypoint.core.notices import Notice, Sealed
+from rallypoint.messages.notices import StandBy
+from rallypoint.ranking import STICKY, Candidate, RankPolicy, rank
+from rallypoint.sorted_map import SortedMap
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ def _decide(run: Run, now: float) -> Verdict:
     if here.total < bounds.min or here.present == 0:
         return Verdict(False, explain.too_few(run, here.total, now))
     if run.last_call_ends is not None and now >= run.last_call_ends:
-        return Verdict(True, f"the last call ended, and at most {explain.nodes(bounds.max)} are wanted")
+        return Verdict(True, f"the last call ended, and at most {wording.nodes(bounds.max)} are wanted")
     return Verdict(False, explain.last_call(run, here.total, now), run.last_call_ends)
 
 
@@ -102,7 +104,7 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         [Candidate(w.node, w.arrival, run.ranks.get(w.node.id)) for w in chosen],
     )
     world = World(run.incarnation, run.round + 1, f"s{mint}", ranking.members, now)
-    ranks = Table.build((node.id, r) for r, node in enumerate(world.members))
+    ranks = SortedMap.build((node.id, r) for r, node in enumerate(world.members))
     sealed = enter(
         run,
         Phase.SEALED,
@@ -110,9 +112,9 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         world=world,
         ranks=ranks,
         active=ranks,
-        returned=Table[str, Waiter](),
-        queue=Table.build((w.node.id, w) for w in queue[newcomers:]),
-        spares=Table.build((w.node.id, w) for w in spares[here.spares :]),
+        returned=SortedMap[str, WaitingNode](),
+        queue=SortedMap.build((w.node.id, w) for w in queue[newcomers:]),
+        spares=SortedMap.build((w.node.id, w) for w in spares[here.spares :]),
         last_call_ends=None,
         regroup_ends=None,
         hold_ends=None,
@@ -124,7 +126,7 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         for w in queue[newcomers:]
     )
     told = (Notice((ranks,), Sealed(world, ranking.remarks)), *surplus)
-    words = f"round {world.round} is sealed with {explain.nodes(world.size)}: {why}"
+    words = f"round {world.round} is sealed with {wording.nodes(world.size)}: {why}"
     return Step(sealed, told, words, Durability.SEAL_OR_CLOSE)
 
 
@@ -136,5 +138,5 @@ def _charge_the_late(run: Run, now: float) -> Run:
     return run
 
 
-def _arrival(waiter: Waiter) -> int:
+def _arrival(waiter: WaitingNode) -> int:
     return waiter.arrival

@@ -10,21 +10,14 @@ from collections.abc import Iterable, Mapping
 
 from rallypoint.core import evictions, explain, joining, leaving, recovery, sealing
 from rallypoint.core.changes import Step, break_world, change, close, emptied, tell
-from rallypoint.core.messages import (
-    Announced,
-    CloseAsked,
-    Event,
-    Evicted,
-    EvictionLifted,
-    Joined,
-    Left,
-    Lost,
-    Standing,
-)
-from rallypoint.core.model import EndedIncarnation, Phase, Role, Run, Waiter, find_waiter
-from rallypoint.core.notices import Broken, Fenced, KeepWaiting, Notice, Refused, RunClosed, StandBy, WaitingCount
-from rallypoint.core.ranking import POLICIES, RankPolicy
-from rallypoint.sorted_map import Table
+from rallypoint.core.events import Event, Evicted, EvictionLifted, Lost
+from rallypoint.core.model import EndedIncarnation, Phase, Run, WaitingNode, find_waiter
+from rallypoint.core.notices import Notice
+from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Refused, RunClosed, StandBy, WaitingCount
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Standing
+from rallypoint.messages.types import Role
+from rallypoint.ranking import POLICIES, RankPolicy
+from rallypoint.sorted_map import SortedMap
 
 TELL_INTERVAL_S = 1.0
 
@@ -85,6 +78,11 @@ def situation(run: Run, now: float) -> str:
     """Where the run stands, in one sentence (rule 11)."""
     why = sealing.decide(run, now).why if run.phase is Phase.GATHERING else ""
     return explain.situation(run, now, why)
+
+
+def wait_ends(run: Run, now: float) -> float | None:
+    """When the wait that the run is in ends at most; None where it waits for nothing, or nobody knows."""
+    return sealing.decide(run, now).until if run.phase is Phase.GATHERING else run.hold_ends
 
 
 def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
@@ -252,7 +250,7 @@ def _release(run: Run, now: float) -> Step:
     while (first := run.pauses.first()) is not None and first[0] <= now:
         waiter = run.paused[first[1]]
         field = "spares" if waiter.node.role is Role.SPARE else "queue"
-        table: Table[str, Waiter] = getattr(run, field)
+        table: SortedMap[str, WaitingNode] = getattr(run, field)
         run = change(
             run,
             paused=run.paused.without(first[1]),
@@ -305,7 +303,7 @@ def _answer(settled: Step, event: Joined | Announced, now: float) -> Step:
     return Step(run, tell(node_id, said)).after(settled)
 
 
-def waiting_for(run: Run, waiter: Waiter, now: float) -> KeepWaiting | StandBy:
+def waiting_for(run: Run, waiter: WaitingNode, now: float) -> KeepWaiting | StandBy:
     """What a node that holds no world is told."""
     node_id, world = waiter.node.id, run.current
     full = world is not None and world.size >= run.bounds.max
@@ -318,7 +316,7 @@ def waiting_for(run: Run, waiter: Waiter, now: float) -> KeepWaiting | StandBy:
     return KeepWaiting(incarnation, _last_round(run), why, at_most_s)
 
 
-def _wait(run: Run, waiter: Waiter, now: float) -> tuple[str, float | None]:
+def _wait(run: Run, waiter: WaitingNode, now: float) -> tuple[str, float | None]:
     """What a node waits for, and until when at most."""
     if waiter.node.id in run.paused:
         return explain.pause(run, waiter, now), waiter.paused_until

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rallypoint.backends.options import as_bool, check_bounds, did_you_mean
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.elastic.options import as_bool, did_you_mean
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -57,12 +57,7 @@ class RendezvousParameters:
     ) -> None:
         if not backend:
             raise ValueError(f"The backend is {backend!r}, but should be a name, for example 'rallypoint'.")
-        if min_nodes < 1:
-            raise ValueError(f"min_nodes is {min_nodes}, but a run has at least 1 node.")
-        if max_nodes < min_nodes:
-            raise ValueError(
-                f"max_nodes is {max_nodes}, less than min_nodes, which is {min_nodes}: raise the one or lower the other."
-            )
+        check_bounds(min_nodes, max_nodes)
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id

@@ -18,15 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint import events
-from rallypoint.client import addresses
-from rallypoint.client.background import background, run_in_thread
-from rallypoint.client.member import Member
-from rallypoint.client.round_store import Serve
-from rallypoint.core.model import Bounds, Settings
-from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.elastic.backend_member import member_on
-from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.elastic.member_backend import (
+from rallypoint.backends.membership import (
     CHOICES,
     CLOSE_TIMEOUT,
     HEARTBEAT_INTERVAL,
@@ -37,12 +29,20 @@ from rallypoint.elastic.member_backend import (
     KEEP_ALIVE_INTERVAL,
     LAST_CALL,
     SERVER_PORT,
+    STORE,
+    elected_locator,
     node_from,
     settings_with,
+    store_server,
 )
-from rallypoint.elastic.member_handler import HandlerOnMembership, reason_to_leave
-from rallypoint.elastic.options import Option, OptionValues, read_options
-from rallypoint.elastic.round_stores import STORE, store_server
+from rallypoint.backends.options import Option, OptionValues, check_bounds, check_run_id, read_options
+from rallypoint.client import addresses
+from rallypoint.client.background import background, run_in_thread
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import Serve
+from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.lazy_names import lazy_names
+from rallypoint.elastic.member_handler import HandlerOnMembership
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -50,7 +50,9 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.location.member import LocatedMember
 from rallypoint.location.registers.backend import BackendRegister
+from rallypoint.messages.types import Bounds, Settings
 from rallypoint.stores import PrefixStore
 from rallypoint.torch_bridge import presence
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
@@ -200,19 +202,24 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         self._backend = backend
         self._store = store
         given = options or OptionValues(OPTIONS, {})
-        timeout = settings.timeout
-        self._member: Member = member_on(
-            lambda: BackendRegister(lambda: backend),
+        run_settings = _run_settings(settings, given)
+        locator = elected_locator(
+            settings.run_id,
+            lambda _: BackendRegister(lambda: backend),
+            run_settings,
+            where=f"the backend {backend.name!r}",
+            key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
+            address=local_addr or run_in_thread(lambda: _own_address(store)),
+            ports=given[SERVER_PORT],
+            rest_s=getattr(backend, "rest_s", None),
+        )
+        self._member = LocatedMember(
+            locator,
             settings.run_id,
             Bounds(settings.min_nodes, settings.max_nodes),
-            _run_settings(settings, given),
+            run_settings,
             node_from(local_addr, given),
-            key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
-            where=f"the backend {backend.name!r}",
-            address=local_addr or run_in_thread(lambda: _own_address(store)),
-            rest_s=getattr(backend, "rest_s", None),
-            ports=given[SERVER_PORT],
-            close_s=timeout.close.total_seconds(),
+            close_s=settings.timeout.close.total_seconds(),
             serve_store=_server_of(store, given[STORE]),
         )
         presence.greet(type(self))
@@ -268,11 +275,6 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         part = prefix_store if is_torch_store(self._store) else PrefixStore
         return RendezvousInfo(part(prefix, self._store), placed.rank, placed.size, info)
 
-    @presence.in_torch_words_too
-    def shutdown(self) -> bool:
-        """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
-        return self._member.leave(reason_to_leave())
-
     # Inside -------------------------------------------------------------------------------------------------------
 
     def _stop_heartbeats(self) -> None:
@@ -310,14 +312,8 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
 def _settings(
     run_id: str, min_nodes: int, max_nodes: int, timeout: RendezvousTimeout, interval_s: float, attempts: int
 ) -> RendezvousSettings:
-    if not run_id:
-        raise ValueError("The run id is empty: every job needs a name of its own, such as its job id.")
-    if min_nodes < 1:
-        raise ValueError(f"min_nodes is {min_nodes}, but a run has at least 1 node.")
-    if max_nodes < min_nodes:
-        raise ValueError(
-            f"max_nodes is {max_nodes}, less than min_nodes, which is {min_nodes}: raise the one or lower the other."
-        )
+    check_run_id(run_id)
+    check_bounds(min_nodes, max_nodes)
     if interval_s <= 0 or attempts < 1:
         raise ValueError(
             f"keep_alive_interval is {interval_s} s and keep_alive_max_attempt {attempts}, but the one should be above "

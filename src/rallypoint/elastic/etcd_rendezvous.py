@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rallypoint import events
-from rallypoint.elastic import etcd_protocol as protocol
+from rallypoint.backends.etcd_v2_client import DEFAULT_PORT, certificates, connect, make_client
+from rallypoint.backends.options import choice, read_options, seconds, text
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.elastic.etcd_barrier import Barrier, Seat
-from rallypoint.elastic.etcd_lease import Lease
-from rallypoint.elastic.etcd_phases import (
+from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
+from rallypoint.elastic.legacy_etcd import protocol
+from rallypoint.elastic.legacy_etcd.barrier import Barrier, Seat
+from rallypoint.elastic.legacy_etcd.lease import Lease
+from rallypoint.elastic.legacy_etcd.phases import (
     EtcdPhases,
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
     away,
 )
-from rallypoint.elastic.etcd_v2_client import certificates, connect, make_client, parse_endpoints
-from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
-from rallypoint.elastic.options import choice, read_options, seconds, text
 from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -35,11 +35,12 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.stores.base import Term
+from rallypoint.net import parse_endpoints
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, step_back
 from rallypoint.stores.etcd_v2.watch import wait_for_event
 from rallypoint.torch_bridge import presence
+from rallypoint.waiting import Deadline
 
 if TYPE_CHECKING:
     from rallypoint.elastic.etcd_store import EtcdStore, cas_delay
@@ -146,7 +147,7 @@ class EtcdRendezvous(EtcdPhases):
     def num_waiting(self) -> int:
         """How many wait for the next version: 0 in an outage, at least 1 where the last barrier's world was given up."""
         try:
-            state = self._barrier.state(Term.of(timedelta(seconds=_MOMENT_S)))
+            state = self._barrier.state(Deadline.after(_MOMENT_S))
         except EtcdAwayError:
             return 0
         except StoreError as exc:
@@ -202,7 +203,7 @@ class EtcdRendezvous(EtcdPhases):
     def load_extra_data(self, rdzv_version: str, key: str, timeout: timedelta | float | None = None) -> Any:
         """Wait until somebody has kept something under this key; RendezvousTimeoutError where nobody does in time."""
         limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        term = Term.of(timedelta.max if limit_s is None else timedelta(seconds=limit_s))
+        term = Deadline.of(timedelta.max if limit_s is None else timedelta(seconds=limit_s))
         path = self._extra_data(rdzv_version)
         try:
             while True:
@@ -315,7 +316,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     try:
         options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
         client = make_client(
-            parse_endpoints(params.endpoint),
+            parse_endpoints(params.endpoint, DEFAULT_PORT),
             protocol=options[PROTOCOL],
             cert=options[CERT],
             key=options[KEY],

@@ -15,15 +15,14 @@ import sys
 import tempfile
 import time
 import weakref
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from rallypoint.elastic.etcd_v2_client import make_client
+from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2.keys import Keys, NoApiV2Error
+from rallypoint.waiting import Deadline
 
 __all__ = ["EtcdServer", "find_etcd", "find_free_port", "logger", "stop_etcd"]
 
@@ -135,7 +134,7 @@ class EtcdServer:
             Path(self._data_dir).mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="etcd-", dir=self._data_dir))
         port, peer_port = _free_ports()
-        keeper = Path(__file__).with_name("etcd_keeper.py")
+        keeper = Path(__file__).with_name("etcd_supervisor.py")
         with (folder / "log").open("w+b") as log:
             process = subprocess.Popen(
                 [sys.executable, "-I", str(keeper), str(folder), *_command(binary, folder / "data", port, peer_port)],
@@ -196,7 +195,7 @@ def _answers(port: int) -> bool:
 
 def _require_v2(port: int, timeout_s: float) -> None:
     try:
-        Keys(make_client([(_ADDRESS, port)])).read("/", Term.of(timedelta(seconds=timeout_s)))
+        Keys(make_client([(_ADDRESS, port)])).read("/", Deadline.after(timeout_s))
     except NoApiV2Error as exc:
         raise _DidNotStartError(str(exc), for_good=True) from exc
     except StoreError as exc:

@@ -1,34 +1,21 @@
-"""PyTorch's interface on a node's membership: what is the same whichever kind of membership it is."""
+"""PyTorch's interface on a node's membership, and the creators of our own backends `rallypoint` and `etcd-v3`."""
 
 from __future__ import annotations
 
 import sys
-from typing import Protocol
 
-from rallypoint.core.model import Reason
-from rallypoint.elastic.api import RendezvousHandler
+from rallypoint.backends.endpoints import backend_at
+from rallypoint.backends.membership import MemberBackend
+from rallypoint.client.member import Member
+from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.messages.types import Reason
 from rallypoint.torch_bridge import presence
 
 
-class Membership(Protocol):
-    """A node's membership in a run, as far as every handler needs it."""
-
-    run_id: str
-
-    def is_closed_now(self) -> bool:
-        """Whether the run is closed; the server is asked where it answers."""
-
-    def close_run(self) -> None:
-        """Close the run for everybody."""
-
-    def waiting(self) -> int:
-        """Rule 6b: from memory, at once."""
-
-
 class HandlerOnMembership(RendezvousHandler):
-    """A handler that asks its membership; how it joins and leaves is left to each kind."""
+    """A handler that asks its membership; how it joins is left to each kind."""
 
-    _member: Membership
+    _member: Member
 
     @presence.in_torch_words_too
     def is_closed(self) -> bool:
@@ -49,7 +36,47 @@ class HandlerOnMembership(RendezvousHandler):
         """The run's name."""
         return self._member.run_id
 
+    @presence.in_torch_words_too
+    def shutdown(self) -> bool:
+        """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
+        return self._member.leave(Reason.FINISHED if sys.exc_info()[0] is None else Reason.WITHDREW)
 
-def reason_to_leave() -> Reason:
-    """With an exception under way a node withdraws, otherwise it has finished (rule 8)."""
-    return Reason.FINISHED if sys.exc_info()[0] is None else Reason.WITHDREW
+
+class MemberHandler(HandlerOnMembership):
+    """A node's membership in a run, as PyTorch's interface has it."""
+
+    def __init__(self, backend: MemberBackend, params: RendezvousParameters) -> None:
+        self._backend = params.backend
+        self._member, self._join_timeout_s = backend.open(
+            params.endpoint, params.run_id, params.min_nodes, params.max_nodes, params.local_addr, params.config
+        )
+        presence.greet(type(self))
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers may use the store that rank 0 serves; where nobody serves one, they start their own there."""
+        return self._member.serves_store
+
+    @presence.in_torch_words_too
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a place in the next world."""
+        placed = self._member.join(self._join_timeout_s)
+        store = self._member.store(placed)
+        info = RendezvousStoreInfo(store.host, store.port)
+        return RendezvousInfo(store, placed.rank, placed.size, info)
+
+
+def create_rallypoint_handler(params: RendezvousParameters) -> MemberHandler:
+    """The creator of the backend `rallypoint`; the endpoint may be any that `rallypoint.join` takes."""
+    return MemberHandler(backend_at(params.endpoint), params)
+
+
+def create_etcd_v3_handler(params: RendezvousParameters) -> MemberHandler:
+    """The creator of the backend `etcd-v3`."""
+    from rallypoint.backends.etcd_v3 import ETCD_V3
+
+    return MemberHandler(ETCD_V3, params)

@@ -52,9 +52,9 @@ _OURS = {
     "c10d": "rallypoint.elastic.c10d_rendezvous_backend:create_handler",
     "etcd": "rallypoint.elastic.etcd_rendezvous:create_rdzv_handler",
     "etcd-v2": "rallypoint.elastic.etcd_rendezvous_backend:create_handler",
-    "etcd-v3": "rallypoint.elastic.etcd_v3_handler:create_handler",
+    "etcd-v3": "rallypoint.elastic.member_handler:create_etcd_v3_handler",
     "static": "rallypoint.elastic.static_tcp_rendezvous:create_rdzv_handler",
-    "rallypoint": "rallypoint.elastic.rallypoint_handler:create_handler",
+    "rallypoint": "rallypoint.elastic.member_handler:create_rallypoint_handler",
 }
 
 

@@ -6,10 +6,10 @@ import logging
 from datetime import timedelta
 from typing import Any
 
+from rallypoint.backends.c10d_stores import serve_tcp_store, use_tcp_store
+from rallypoint.backends.options import number, read_options, seconds
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.elastic.c10d_rendezvous_backend import serve_tcp_store, use_tcp_store
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.elastic.options import number, read_options, seconds
 from rallypoint.elastic.utils import parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores import PrefixStore as OurPrefixStore

@@ -22,12 +22,11 @@ from rallypoint.etcd_client.errors import (
 )
 from rallypoint.etcd_client.leases import Lease
 from rallypoint.etcd_client.messages import KeyValue
-from rallypoint.etcd_client.transactions import Guarded, Outcome, compare, delete_op, get_op, put_op
-from rallypoint.etcd_client.watch_state import Change
+from rallypoint.etcd_client.transactions import GuardedPut, TransactionResult, compare, delete_op, get_op, put_op
+from rallypoint.etcd_client.watch_state import KeyChange
 from rallypoint.etcd_client.watches import Resync, Watch
 
 __all__ = [
-    "Change",
     "EtcdAmbiguousError",
     "EtcdAuthError",
     "EtcdClient",
@@ -42,12 +41,13 @@ __all__ = [
     "EtcdNoSpaceError",
     "EtcdRefusedError",
     "EtcdUnavailableError",
-    "Guarded",
+    "GuardedPut",
+    "KeyChange",
     "KeyValue",
     "Lease",
-    "Outcome",
     "Resync",
     "Tls",
+    "TransactionResult",
     "User",
     "Watch",
     "compare",

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
-from rallypoint.etcd_client.cluster import Cluster, Kind
+from rallypoint.etcd_client.cluster import Cluster, RetryKind
 from rallypoint.etcd_client.endpoints import Tls, User, parse_endpoints
 from rallypoint.etcd_client.errors import EtcdClosedError, EtcdLeaseLostError, EtcdRefusedError
 from rallypoint.etcd_client.lease_keeper import LeaseKeeper
@@ -33,8 +33,17 @@ from rallypoint.etcd_client.messages import (
     TxnRequest,
     TxnResponse,
 )
-from rallypoint.etcd_client.transactions import Guarded, Outcome, Text, compare, get_op, put_op, range_of, to_bytes
-from rallypoint.etcd_client.watch_state import Watched
+from rallypoint.etcd_client.transactions import (
+    GuardedPut,
+    Text,
+    TransactionResult,
+    compare,
+    get_op,
+    put_op,
+    range_of,
+    to_bytes,
+)
+from rallypoint.etcd_client.watch_state import WatchedRange
 from rallypoint.etcd_client.watch_stream import WatchStream
 from rallypoint.etcd_client.watches import Watch
 
@@ -128,7 +137,7 @@ class EtcdClient:
     def put(self, key: Text, value: Text, *, lease: Lease | int = 0, timeout_s: float | None = None) -> Response:
         """Write one key.  `EtcdAmbiguousError` means that it may have happened."""
         request = PutRequest(to_bytes(key), to_bytes(value), _id(lease))
-        return self._open.call("/etcdserverpb.KV/Put", request, Response, self._time(timeout_s), Kind.ONCE)
+        return self._open.call("/etcdserverpb.KV/Put", request, Response, self._time(timeout_s), RetryKind.ONCE)
 
     def delete(
         self, key: Text, *, prefix: bool = False, end: Text | None = None, timeout_s: float | None = None
@@ -136,7 +145,7 @@ class EtcdClient:
         """Delete one key, or a range; the answer has their number.  `EtcdAmbiguousError`: it may have happened."""
         request = DeleteRangeRequest(*range_of(key, prefix, end))
         return self._open.call(
-            "/etcdserverpb.KV/DeleteRange", request, DeleteRangeResponse, self._time(timeout_s), Kind.ONCE
+            "/etcdserverpb.KV/DeleteRange", request, DeleteRangeResponse, self._time(timeout_s), RetryKind.ONCE
         )
 
     def transaction(
@@ -147,13 +156,13 @@ class EtcdClient:
         *,
         again: bool = False,
         timeout_s: float | None = None,
-    ) -> Outcome:
+    ) -> TransactionResult:
         """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened.
 
         `again` says that it does no harm if it happens twice: when an answer is lost, another member is asked to do it.
         """
         is_read = all(op.request_range is not None for op in (*then, *otherwise))
-        kind = Kind.READ if is_read else Kind.AGAIN if again else Kind.ONCE
+        kind = RetryKind.READ if is_read else RetryKind.AGAIN if again else RetryKind.ONCE
         return self._transact(TxnRequest(tuple(when), tuple(then), tuple(otherwise)), timeout_s, kind)
 
     def guarded_put(
@@ -166,7 +175,7 @@ class EtcdClient:
         then: Sequence[RequestOp] = (),
         lease: Lease | int = 0,
         timeout_s: float | None = None,
-    ) -> Guarded:
+    ) -> GuardedPut:
         """Write a key only if it is still at `mod_revision` (0: does not exist), and find out whether it was.
 
         The value must be unique, such as one with a random token in it.  That is what makes it safe to send it again
@@ -180,18 +189,20 @@ class EtcdClient:
             (put_op(key, wanted, lease=_id(lease)), *then),
             (get_op(key),),
         )
-        outcome = self._transact(request, timeout_s, Kind.AGAIN)
+        outcome = self._transact(request, timeout_s, RetryKind.AGAIN)
         if outcome.succeeded:
-            return Guarded(True, outcome.revision, None)
+            return GuardedPut(True, outcome.revision, None)
         found = outcome.answers[0]
         assert isinstance(found, RangeResponse)
         current = found.kvs[0] if found.kvs else None
         if current is not None and current.value == wanted:
-            return Guarded(True, current.mod_revision, None)
-        return Guarded(False, current.mod_revision if current is not None else 0, current)
+            return GuardedPut(True, current.mod_revision, None)
+        return GuardedPut(False, current.mod_revision if current is not None else 0, current)
 
-    def _transact(self, request: TxnRequest, timeout_s: float | None, kind: Kind) -> Outcome:
-        return Outcome.of(self._open.call("/etcdserverpb.KV/Txn", request, TxnResponse, self._time(timeout_s), kind))
+    def _transact(self, request: TxnRequest, timeout_s: float | None, kind: RetryKind) -> TransactionResult:
+        return TransactionResult.of(
+            self._open.call("/etcdserverpb.KV/Txn", request, TxnResponse, self._time(timeout_s), kind)
+        )
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
@@ -213,7 +224,7 @@ class EtcdClient:
         request = LeaseGrantRequest(ttl_s, lease_id)
         method = "/etcdserverpb.Lease/LeaseGrant"
         try:
-            granted_s = self._open.call(method, request, LeaseGrantResponse, self._time(timeout_s), Kind.AGAIN).ttl
+            granted_s = self._open.call(method, request, LeaseGrantResponse, self._time(timeout_s), RetryKind.AGAIN).ttl
         except EtcdRefusedError as refusal:
             if "lease already exists" not in str(refusal):
                 raise
@@ -285,7 +296,7 @@ class EtcdClient:
         if revision is None and not snapshot:
             revision = self.range(key, prefix=prefix, end=end, count_only=True, timeout_s=timeout_s).revision + 1
         read = partial(self.range, key, prefix=prefix, end=end, timeout_s=timeout_s)
-        watched = Watched(start, stop, revision or 1)
+        watched = WatchedRange(start, stop, revision or 1)
         watch = Watch(self._open.service(WatchStream), watched, read, self._watches.discard, snapshot=snapshot)
         self._watches.add(watch)
         if self._cluster is None:  # another thread has closed the client meanwhile, and may not have seen the watch
@@ -329,7 +340,7 @@ class EtcdClient:
 def _revoke(cluster: Cluster, lease_id: int, timeout_s: float) -> None:
     request, method = LeaseRevokeRequest(lease_id), "/etcdserverpb.Lease/LeaseRevoke"
     with suppress(EtcdLeaseLostError):
-        cluster.call(method, request, Response, timeout_s, Kind.AGAIN)
+        cluster.call(method, request, Response, timeout_s, RetryKind.AGAIN)
 
 
 def _id(lease: Lease | int) -> int:

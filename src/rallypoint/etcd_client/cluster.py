@@ -7,7 +7,6 @@ unless the caller says that it may be: it may have happened.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
@@ -16,7 +15,6 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeVar
 
-from rallypoint.etcd_client.answers import Verdict, judge
 from rallypoint.etcd_client.codec import Message, decode, encode
 from rallypoint.etcd_client.endpoints import Attempts, Rotation, Tls, User
 from rallypoint.etcd_client.errors import (
@@ -29,8 +27,10 @@ from rallypoint.etcd_client.errors import (
     EtcdRefusedError,
     EtcdUnavailableError,
 )
+from rallypoint.etcd_client.failures import FailureAction, classify
 from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, Response, StatusRequest
 from rallypoint.etcd_client.transport import CallFailedError, Channel, Channels, Metadata, check_process
+from rallypoint.forks import OpenedIn
 
 log = logging.getLogger("rallypoint.etcd_client")
 
@@ -50,7 +50,7 @@ M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 
 
-class Kind(Enum):
+class RetryKind(Enum):
     """What may be done with a request whose answer was lost."""
 
     READ = "changes nothing: send it again"
@@ -64,7 +64,7 @@ class Cluster:
     def __init__(self, endpoints: tuple[str, ...], tls: Tls | None, user: User | None, *, spread: bool) -> None:
         self.endpoints = endpoints
         self.user = user
-        self.pid = os.getpid()
+        self.opened_in = OpenedIn()
         # Many processes are given the same list; they should not all begin with its first member.
         self.rotation = Rotation(endpoints, random.randrange(len(endpoints)) if spread else 0)
         self.channels = Channels(tls)
@@ -90,10 +90,10 @@ class Cluster:
         request: Message,
         answer: type[M],
         timeout_s: float,
-        kind: Kind = Kind.READ,
+        kind: RetryKind = RetryKind.READ,
     ) -> M:
         """Ask one endpoint after the other until one answers."""
-        check_process(self.pid)
+        check_process(self.opened_in)
         data, deadline = encode(request), time.monotonic() + timeout_s
         attempts = Attempts(self.endpoints)
         while True:
@@ -105,7 +105,7 @@ class Cluster:
                 channel = self.channels.to(endpoint)
                 metadata = _HAS_LEADER if method == AUTHENTICATE else self.metadata(left_s)
                 try_s = min(left_s, self._try_s(timeout_s, attempts.rounds))
-                if kind is Kind.ONCE:
+                if kind is RetryKind.ONCE:
                     # It can be sent to one endpoint only, so it is sent to one that answers, and may take all the time.
                     self._prove(channel, try_s)
                     try_s = max(deadline - time.monotonic(), 0.001)
@@ -114,11 +114,11 @@ class Cluster:
                 self._proven.add(endpoint)
                 return found
             except CallFailedError as failure:
-                judgement = judge(failure.code, failure.details)
+                judgement = classify(failure.code, failure.details)
                 where = f"({_name(method)} at {endpoint}){_SENT_BEFORE if attempts.ambiguous else ''}"
-                if judgement.verdict is Verdict.FINAL:
+                if judgement.verdict is FailureAction.FINAL:
                     raise judgement.error(f"{judgement.words} {where}") from failure
-                if judgement.verdict is Verdict.LOGIN:
+                if judgement.verdict is FailureAction.LOGIN:
                     attempts.note(endpoint, judgement.words)
                     attempts.logins += 1
                     if self.user is None or method == AUTHENTICATE or attempts.logins > _LOGINS:
@@ -126,10 +126,10 @@ class Cluster:
                     self.login(logins, deadline - time.monotonic())
                     continue
                 has_new_certificates = self.failed(endpoint)
-                is_hopeless = judgement.verdict is Verdict.HOPELESS and not has_new_certificates
+                is_hopeless = judgement.verdict is FailureAction.HOPELESS and not has_new_certificates
                 attempts.note(endpoint, judgement.words, hopeless=is_hopeless)
-                attempts.ambiguous |= sent and kind is not Kind.READ and judgement.verdict is Verdict.MAYBE
-                if attempts.all_hopeless or (attempts.ambiguous and kind is Kind.ONCE):
+                attempts.ambiguous |= sent and kind is not RetryKind.READ and judgement.verdict is FailureAction.MAYBE
+                if attempts.all_hopeless or (attempts.ambiguous and kind is RetryKind.ONCE):
                     raise self._no_answer(method, timeout_s, attempts) from failure
             if attempts.ends_round(endpoint):
                 pause_s = _PAUSES_S[min(attempts.rounds, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1.0)
@@ -147,7 +147,7 @@ class Cluster:
         try:
             channel.call(STATUS, encode(StatusRequest()), timeout_s, self._token)
         except CallFailedError as failure:
-            if judge(failure.code, failure.details).error is not EtcdAuthError:
+            if classify(failure.code, failure.details).error is not EtcdAuthError:
                 raise
 
     def warm_up(self) -> None:
@@ -219,7 +219,7 @@ class Cluster:
 
     def service(self, kind: Callable[[Cluster], S]) -> S:
         """The one lease keeper, or watch stream, of this cluster; started when it is first asked for."""
-        check_process(self.pid)
+        check_process(self.opened_in)
         with self._lock:
             if self.closing.is_set():
                 raise EtcdClosedError("the client is closed")
@@ -230,7 +230,7 @@ class Cluster:
 
     def start(self, run: Callable[[], None], name: str) -> threading.Thread:
         """A thread that belongs to this cluster; RuntimeError where the system has none left."""
-        check_process(self.pid)
+        check_process(self.opened_in)
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         with self._lock:
@@ -259,7 +259,7 @@ class Cluster:
 
     def release(self) -> None:
         """Count one user less; the last one ends everything.  Keys and leases stay as they are."""
-        if self.pid != os.getpid():
+        if not self.opened_in.is_this_process:
             return
         with self._lock:
             self._users -= 1

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rallypoint.etcd_client.errors import EtcdMissingError, EtcdRefusedError
+from rallypoint.net import parse_endpoint, written
 
 DEFAULT_PORT = 2379
 
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_PLACE = re.compile(r"^(?P<host>\[[^\[\]]+\]|[^\[\]:/@?#\s]+)(?::(?P<port>\d{1,5}))?$")
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,15 @@ def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[tuple[str, ...], bo
             if name != "etcd":
                 secure.add(name == "https")
             text = text[scheme.end() :].rstrip("/")
-        place = _PLACE.match(text)
-        if place is None or int(place["port"] or DEFAULT_PORT) > 0xFFFF:
+        try:
+            if not text:
+                raise ValueError("it is empty")
+            address = written(*parse_endpoint(text, DEFAULT_PORT))
+        except ValueError as exc:
             raise EtcdRefusedError(
                 f"endpoint {entry!r} is no host:port; write for example 10.0.0.5:2379, etcd-0.local:2379 or [::1]:2379, "
                 f"several of them with commas in between"
-            )
-        address = f"{place['host']}:{place['port'] or DEFAULT_PORT}"
+            ) from exc
         if address not in places:
             places.append(address)
     if len(secure) > 1:

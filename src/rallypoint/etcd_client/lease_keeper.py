@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from rallypoint.etcd_client.answers import Verdict, judge
 from rallypoint.etcd_client.cluster import Cluster
 from rallypoint.etcd_client.codec import decode
 from rallypoint.etcd_client.errors import EtcdError, EtcdMessageError
+from rallypoint.etcd_client.failures import FailureAction, classify
 from rallypoint.etcd_client.leases import Lease
 from rallypoint.etcd_client.message_stream import MessageStream, StreamThread
 from rallypoint.etcd_client.messages import LeaseKeepAliveRequest, LeaseKeepAliveResponse
@@ -127,7 +127,7 @@ class LeaseKeeper(StreamThread):
 
     def _failed(self, leases: list[Lease], endpoint: str, logins: int, failure: CallFailedError) -> None:
         """These were not renewed: ask the next endpoint."""
-        judgement, now = judge(failure.code, failure.details), time.monotonic()
+        judgement, now = classify(failure.code, failure.details), time.monotonic()
         for lease in leases:
             lease.renewal.failed(now)
             if lease.trouble is None:
@@ -135,7 +135,7 @@ class LeaseKeeper(StreamThread):
                     "lease %x was not renewed by %s: %s; the next member is asked", lease.id, endpoint, judgement.words
                 )
             lease.trouble = f"{endpoint}: {judgement.words}"
-        if judgement.verdict is Verdict.LOGIN and self._cluster.user is not None:
+        if judgement.verdict is FailureAction.LOGIN and self._cluster.user is not None:
             # It takes its time, and renewals do not wait for it.  If the system has no thread left, the next failure asks.
             with suppress(RuntimeError):
                 self._cluster.start(partial(self._login, logins), "etcd-login")

@@ -83,7 +83,7 @@ def delete_op(key: Text, *, prefix: bool = False, end: Text | None = None) -> Re
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TransactionResult:
     """What came of a transaction: which branch was taken, and the answers of its operations in their order."""
 
     succeeded: bool
@@ -91,14 +91,16 @@ class Outcome:
     answers: tuple[RangeResponse | Response | DeleteRangeResponse, ...]
 
     @staticmethod
-    def of(response: TxnResponse) -> Outcome:
+    def of(response: TxnResponse) -> TransactionResult:
         """From etcd's own words."""
         answers = [op.response_range or op.response_put or op.response_delete_range for op in response.responses]
-        return Outcome(response.succeeded, response.revision, tuple(answer for answer in answers if answer is not None))
+        return TransactionResult(
+            response.succeeded, response.revision, tuple(answer for answer in answers if answer is not None)
+        )
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardedPut:
     """What came of a guarded write: whether the key holds our value, its mod_revision, and what it holds where not."""
 
     succeeded: bool

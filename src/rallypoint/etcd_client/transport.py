@@ -12,6 +12,7 @@ from typing import Any
 
 from rallypoint.etcd_client.endpoints import Tls
 from rallypoint.etcd_client.errors import EtcdForkError, EtcdMissingError
+from rallypoint.forks import OpenedIn
 
 # grpc reads them when it is imported.  Its own fork handlers make children of fork hang; and it would print lines of its
 # own beside our error messages, which say what is worth knowing.
@@ -47,7 +48,7 @@ _OPTIONS = (
 Files = tuple[bytes | None, bytes | None, bytes | None]
 Metadata = tuple[tuple[str, str], ...]
 
-_used_by: int | None = None
+_used_by: OpenedIn | None = None
 
 
 def load_grpc() -> ModuleType:
@@ -68,7 +69,7 @@ def load_grpc() -> ModuleType:
             os.environ.pop(name, None)
     if _used_by is None:
         atexit.register(_leave_streams_alone)
-    _used_by = os.getpid()
+        _used_by = OpenedIn()
     return grpc  # type: ignore[no-any-return]
 
 
@@ -82,13 +83,10 @@ def _leave_streams_alone() -> None:
         streams.__del__ = lambda _: None
 
 
-def check_process(opened_in: int | None) -> None:
+def check_process(opened_in: OpenedIn | None) -> None:
     """Refuse to work in a forked child, where grpc's threads do not exist and its calls would hang."""
-    if opened_in is not None and opened_in != os.getpid():
-        raise EtcdForkError(
-            f"etcd was used in process {opened_in}, and now in process {os.getpid()}, its child by fork: grpcio does not "
-            f"survive a fork; start the child with exec or 'spawn' (multiprocessing.set_start_method('spawn'))"
-        )
+    if opened_in is not None and not opened_in.is_this_process:
+        raise EtcdForkError(opened_in.refusal("the etcd client", "grpcio does not survive a fork"))
 
 
 class CallFailedError(Exception):
@@ -105,7 +103,7 @@ class Channel:
     def __init__(self, endpoint: str, tls: Tls | None = None, files: Files | None = None) -> None:
         self.endpoint = endpoint
         self._grpc = load_grpc()
-        self._pid = os.getpid()
+        self._opened_in = OpenedIn()
         options: list[tuple[str, int | str]] = list(_OPTIONS)
         if tls is None:
             self._channel = self._grpc.insecure_channel(endpoint, options)
@@ -118,7 +116,7 @@ class Channel:
 
     def call(self, method: str, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
         """One question, one answer."""
-        check_process(self._pid)
+        check_process(self._opened_in)
         try:
             if method not in self._methods:
                 self._methods[method] = self._channel.unary_unary(method)
@@ -131,7 +129,7 @@ class Channel:
 
     def stream(self, method: str, requests: Iterator[bytes], metadata: Metadata) -> ByteStream:
         """A stream in both directions; it lasts until either side ends it."""
-        check_process(self._pid)
+        check_process(self._opened_in)
         try:
             return ByteStream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
         except ValueError as problem:
@@ -141,7 +139,7 @@ class Channel:
 
     def close(self) -> None:
         """End all calls."""
-        if self._pid == os.getpid():
+        if self._opened_in.is_this_process:
             self._channel.close()
 
 

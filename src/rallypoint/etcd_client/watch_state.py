@@ -30,7 +30,7 @@ _SIGN_OF_LIFE = b"\0a sign of life"  # a key that nobody writes
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """A key was written or deleted, at a revision of the whole store."""
 
     key: bytes
@@ -47,7 +47,7 @@ class Gap:
     since: int
 
 
-class Phase(Enum):
+class WatchPhase(Enum):
     """Where a watch stands."""
 
     WAITING = "to be created when the stream can take it"
@@ -58,23 +58,23 @@ class Phase(Enum):
 
 
 @dataclass(eq=False)
-class Watched:
+class WatchedRange:
     """One watch: what it looks at, and the revision of the next event that it needs."""
 
     key: bytes
     range_end: bytes
     next_revision: int
-    phase: Phase = Phase.WAITING
+    phase: WatchPhase = WatchPhase.WAITING
     watch_id: int | None = None  # etcd's number for it while it is open
     refusals: int = 0
 
 
 @dataclass
-class Effects:
+class WatchEffects:
     """What is to be done now."""
 
     send: list[WatchRequest] = field(default_factory=list)
-    deliver: list[tuple[Watched, tuple[Change, ...] | Gap | EtcdError]] = field(default_factory=list)
+    deliver: list[tuple[WatchedRange, tuple[KeyChange, ...] | Gap | EtcdError]] = field(default_factory=list)
     login: bool = False  # the token is stale: hang up, fetch another, open a new stream
 
 
@@ -82,32 +82,32 @@ class WatchState:
     """All watches of a cluster.  Streams come and go; this stays."""
 
     def __init__(self) -> None:
-        self.watches: dict[Watched, None] = {}  # in the order in which they came
-        self._by_id: dict[int, Watched] = {}
-        self._asked: Watched | None = None  # the one whose creation etcd has not answered yet
+        self.watches: dict[WatchedRange, None] = {}  # in the order in which they came
+        self._by_id: dict[int, WatchedRange] = {}
+        self._asked: WatchedRange | None = None  # the one whose creation etcd has not answered yet
         self._is_open = False
 
-    def add(self, watch: Watched) -> Effects:
+    def add(self, watch: WatchedRange) -> WatchEffects:
         """A new watch."""
         self.watches[watch] = None
-        return Effects(self._ask())
+        return WatchEffects(self._ask())
 
-    def remove(self, watch: Watched) -> Effects:
+    def remove(self, watch: WatchedRange) -> WatchEffects:
         """Its user has closed it.  One that etcd has not answered yet is canceled when it does."""
         self.watches.pop(watch, None)
-        watch.phase = Phase.ENDED
-        return Effects(self._cancel(watch))
+        watch.phase = WatchPhase.ENDED
+        return WatchEffects(self._cancel(watch))
 
-    def go_on(self, watch: Watched, revision: int) -> Effects:
+    def go_on(self, watch: WatchedRange, revision: int) -> WatchEffects:
         """After a gap: from that revision on."""
-        if watch.phase is Phase.GAP:
-            watch.phase, watch.next_revision = Phase.WAITING, revision
-        return Effects(self._ask())
+        if watch.phase is WatchPhase.GAP:
+            watch.phase, watch.next_revision = WatchPhase.WAITING, revision
+        return WatchEffects(self._ask())
 
-    def opened(self) -> Effects:
+    def opened(self) -> WatchEffects:
         """There is a new stream."""
         self._is_open = True
-        return Effects(self._ask())
+        return WatchEffects(self._ask())
 
     def broken(self) -> None:
         """The stream is gone."""
@@ -115,23 +115,23 @@ class WatchState:
         self._by_id.clear()
         for watch in self.watches:
             watch.watch_id = None
-            if watch.phase in (Phase.ASKED, Phase.OPEN):
-                watch.phase = Phase.WAITING
+            if watch.phase in (WatchPhase.ASKED, WatchPhase.OPEN):
+                watch.phase = WatchPhase.WAITING
 
-    def sign_of_life(self) -> Effects:
+    def sign_of_life(self) -> WatchEffects:
         """Ask for something that is answered at once, however quiet it is; nothing if an answer is owed already."""
         if self._asked is not None:
-            return Effects()
-        self._asked = Watched(_SIGN_OF_LIFE, b"", 0)
-        return Effects([_creation(self._asked)])
+            return WatchEffects()
+        self._asked = WatchedRange(_SIGN_OF_LIFE, b"", 0)
+        return WatchEffects([_creation(self._asked)])
 
-    def heard(self, response: WatchResponse) -> Effects:
+    def heard(self, response: WatchResponse) -> WatchEffects:
         """etcd has sent something."""
         if response.created:
             watch, self._asked = self._asked, None
         else:
             watch = self._by_id.get(response.watch_id)
-        effects = Effects()
+        effects = WatchEffects()
         if watch is None:
             return effects
         if response.canceled:  # first of all: it may be `created` as well
@@ -139,7 +139,7 @@ class WatchState:
         elif response.created:
             self._by_id[response.watch_id], watch.watch_id = watch, response.watch_id
             if watch in self.watches:
-                watch.phase, watch.refusals = Phase.OPEN, 0
+                watch.phase, watch.refusals = WatchPhase.OPEN, 0
             else:  # closed meanwhile, or a sign of life
                 effects.send += self._cancel(watch)
         elif response.events:
@@ -149,24 +149,24 @@ class WatchState:
         effects.send += self._ask()
         return effects
 
-    def end(self, error: EtcdError) -> Effects:
+    def end(self, error: EtcdError) -> WatchEffects:
         """No watch can go on."""
-        effects = Effects()
+        effects = WatchEffects()
         for watch in list(self.watches):
             effects.send += self.remove(watch).send
             effects.deliver.append((watch, error))
         return effects
 
-    def _canceled(self, watch: Watched, response: WatchResponse, effects: Effects) -> None:
+    def _canceled(self, watch: WatchedRange, response: WatchResponse, effects: WatchEffects) -> None:
         # etcd has ended it.  Its proxy keeps the number in use until the client cancels it, too; etcd does not mind.
         effects.send += self._cancel(watch)
         if watch not in self.watches:
             return
-        watch.phase = Phase.WAITING
+        watch.phase = WatchPhase.WAITING
         reason = response.cancel_reason or "no reason given"
         is_auth = any(word in reason for word in ("permission denied", "auth", "user name"))
         if watch.next_revision < response.compact_revision:
-            watch.phase = Phase.GAP
+            watch.phase = WatchPhase.GAP
             effects.deliver.append((watch, Gap(watch.next_revision)))
         elif is_auth and watch.refusals == 0:
             # etcd does not say whether the token is stale or the user is not allowed: a fresh token tells.
@@ -181,13 +181,13 @@ class WatchState:
         """Ask for the next watch that waits, if none is being asked for."""
         if not self._is_open or self._asked is not None:
             return []
-        self._asked = next((watch for watch in self.watches if watch.phase is Phase.WAITING), None)
+        self._asked = next((watch for watch in self.watches if watch.phase is WatchPhase.WAITING), None)
         if self._asked is None:
             return []
-        self._asked.phase = Phase.ASKED
+        self._asked.phase = WatchPhase.ASKED
         return [_creation(self._asked)]
 
-    def _cancel(self, watch: Watched) -> list[WatchRequest]:
+    def _cancel(self, watch: WatchedRange) -> list[WatchRequest]:
         watch_id, watch.watch_id = watch.watch_id, None
         if watch_id is None:
             return []
@@ -195,14 +195,14 @@ class WatchState:
         return [WatchRequest(cancel_request=WatchCancelRequest(watch_id))]
 
 
-def _creation(watch: Watched) -> WatchRequest:
+def _creation(watch: WatchedRange) -> WatchRequest:
     create = WatchCreateRequest(watch.key, watch.range_end, watch.next_revision, progress_notify=True)
     return WatchRequest(create_request=create)
 
 
-def _deliver_events(watch: Watched, events: tuple[Event, ...], effects: Effects) -> None:
+def _deliver_events(watch: WatchedRange, events: tuple[Event, ...], effects: WatchEffects) -> None:
     changes = tuple(
-        Change(event.kv.key, event.kv.value, event.kv.mod_revision, event.type == _DELETE, event.kv)
+        KeyChange(event.kv.key, event.kv.value, event.kv.mod_revision, event.type == _DELETE, event.kv)
         for event in events
         if event.kv is not None and event.kv.mod_revision >= watch.next_revision
     )

@@ -12,7 +12,6 @@ import random
 import time
 from functools import partial
 
-from rallypoint.etcd_client.answers import Verdict, judge
 from rallypoint.etcd_client.cluster import Cluster
 from rallypoint.etcd_client.codec import decode
 from rallypoint.etcd_client.endpoints import Attempts
@@ -23,10 +22,11 @@ from rallypoint.etcd_client.errors import (
     EtcdMessageError,
     EtcdUnavailableError,
 )
+from rallypoint.etcd_client.failures import FailureAction, classify
 from rallypoint.etcd_client.message_stream import MessageStream, StreamThread
 from rallypoint.etcd_client.messages import WatchResponse
 from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.watch_state import Change, Effects, Gap, Watched, WatchState
+from rallypoint.etcd_client.watch_state import Gap, KeyChange, WatchedRange, WatchEffects, WatchState
 
 log = logging.getLogger("rallypoint.etcd_client")
 
@@ -38,45 +38,45 @@ _SUSPECTED_ANSWER_S = 1.0  # the same where other calls to the endpoint have jus
 _LOGIN_S = 5.0
 _PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
-Items = queue.SimpleQueue[Change | Gap | EtcdError]
+Items = queue.SimpleQueue[KeyChange | Gap | EtcdError]
 
 
 class WatchStream(StreamThread):
     """All watches of a cluster.  Everything but `add`, `remove`, `go_on` and `close` runs on its own thread."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.pid = cluster.pid
+        self.opened_in = cluster.opened_in
         self.trouble: str | None = None
         """Why there is no stream at present, in words; None while all is well."""
         self._state = WatchState()
-        self._items: dict[Watched, Items] = {}  # what each watch's user has yet to take
+        self._items: dict[WatchedRange, Items] = {}  # what each watch's user has yet to take
         self._failures = 0
         self._open_at = 0.0
         self._attempts = Attempts(cluster.endpoints)
         super().__init__(cluster, WATCH, "etcd-watches")
         cluster.when_failed.append(lambda endpoint: self._inbox.put(partial(self._suspect, endpoint)))
 
-    def add(self, watched: Watched, items: Items) -> None:
+    def add(self, watched: WatchedRange, items: Items) -> None:
         """Begin a watch; `items` gets its changes."""
         self._inbox.put(partial(self._add, watched, items))
         if self._is_over:
             items.put(_closed())
 
-    def remove(self, watched: Watched) -> None:
+    def remove(self, watched: WatchedRange) -> None:
         """End a watch."""
         self._inbox.put(partial(self._remove, watched))
 
-    def go_on(self, watched: Watched, revision: int) -> None:
+    def go_on(self, watched: WatchedRange, revision: int) -> None:
         """Go on after a gap, from a revision."""
         self._inbox.put(lambda: self._do(self._state.go_on(watched, revision)))
 
     # The thread -------------------------------------------------------------------------------------------------------
 
-    def _add(self, watched: Watched, items: Items) -> None:
+    def _add(self, watched: WatchedRange, items: Items) -> None:
         self._items[watched] = items
         self._do(self._state.add(watched))
 
-    def _remove(self, watched: Watched) -> None:
+    def _remove(self, watched: WatchedRange) -> None:
         self._items.pop(watched, None)
         self._do(self._state.remove(watched))
 
@@ -139,14 +139,14 @@ class WatchStream(StreamThread):
         self._failed(stream.endpoint, code, details)
 
     def _failed(self, endpoint: str, code: str, details: str) -> None:
-        judgement = judge(code, details)
+        judgement = classify(code, details)
         self.trouble = f"no watch stream: {endpoint}: {judgement.words}"
         if self._failures == 0:
             log.info("%s; the next member is asked", self.trouble)
         elif self._failures == len(self._cluster.endpoints):
             log.warning("etcd cannot be watched at present. %s", self._attempts)
         has_new_certificates = self._cluster.failed(endpoint)
-        is_hopeless = judgement.verdict is Verdict.HOPELESS and not has_new_certificates
+        is_hopeless = judgement.verdict is FailureAction.HOPELESS and not has_new_certificates
         self._attempts.note(endpoint, judgement.words, hopeless=is_hopeless)
         pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
         self._open_at = time.monotonic() + pause_s * random.uniform(0.5, 1.0)
@@ -165,7 +165,7 @@ class WatchStream(StreamThread):
         for items in self._items.values():
             items.put(_closed())
 
-    def _do(self, effects: Effects) -> None:
+    def _do(self, effects: WatchEffects) -> None:
         # Deliver first: the state counts as seen what it has given out.
         for watched, what in effects.deliver:
             items = self._items.get(watched)

@@ -10,7 +10,7 @@ from types import TracebackType
 from rallypoint.etcd_client.errors import EtcdClosedError, EtcdError
 from rallypoint.etcd_client.messages import KeyValue, RangeResponse
 from rallypoint.etcd_client.transport import check_process
-from rallypoint.etcd_client.watch_state import Change, Gap, Phase, Watched
+from rallypoint.etcd_client.watch_state import Gap, KeyChange, WatchedRange, WatchPhase
 from rallypoint.etcd_client.watch_stream import Items, WatchStream
 
 
@@ -35,7 +35,7 @@ class Watch:
     def __init__(
         self,
         watch_stream: WatchStream,
-        watched: Watched,
+        watched: WatchedRange,
         read: Callable[[], RangeResponse],
         forget: Callable[[Watch], None],
         *,
@@ -49,15 +49,15 @@ class Watch:
         self._gap: Gap | None = None
         self._ended: EtcdError | None = None
         if snapshot:
-            self._gap, watched.phase = Gap(0), Phase.GAP
+            self._gap, watched.phase = Gap(0), WatchPhase.GAP
         watch_stream.add(watched, self._items)
 
-    def get(self, timeout_s: float | None = None) -> Change | Resync | None:
+    def get(self, timeout_s: float | None = None) -> KeyChange | Resync | None:
         """The next change, in order; None if there was none in time.
 
         A `Resync` says that changes were lost to a compaction, and brings the state to go on from.
         """
-        check_process(self._watch_stream.pid)
+        check_process(self._watch_stream.opened_in)
         if self._ended is not None:
             raise self._ended
         if self._gap is not None:
@@ -66,7 +66,7 @@ class Watch:
             item = self._items.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(item, Change):
+        if isinstance(item, KeyChange):
             return item
         if isinstance(item, Gap):
             self._gap = item

@@ -1,6 +1,6 @@
 """What an election asks its shell to do (rule 17).
 
-`Read`, `Write` and `Bind` are answered; there is at most one of them at a time.  The others are decisions.
+`ReadRecord`, `WriteRecord` and `Bind` are answered; there is at most one of them at a time.  The others are decisions.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from rallypoint.core.model import EndedIncarnation, Run
-from rallypoint.core.record import Claim, Record
+from rallypoint.record import Claim, Record
 
 
-class Read(msgspec.Struct, frozen=True):
+class ReadRecord(msgspec.Struct, frozen=True):
     """Read the register; answered by `read` or `away`."""
 
 
-class Write(msgspec.Struct, frozen=True):
+class WriteRecord(msgspec.Struct, frozen=True):
     """Write this value where the token is right; answered by `wrote` or `away`."""
 
     record: Record
@@ -33,7 +33,7 @@ class Unbind(msgspec.Struct, frozen=True):
     """The port is not needed."""
 
 
-class Wait(msgspec.Struct, frozen=True):
+class Listen(msgspec.Struct, frozen=True):
     """Call `changed` when the register may have changed since this token; replaces an earlier one."""
 
     token: Any
@@ -94,5 +94,17 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Read | Write | Bind | Unbind | Wait | Connect | Serve | Recorded | Renewed | ClaimedAgain | Doubt | Stop | Ended
+    ReadRecord
+    | WriteRecord
+    | Bind
+    | Unbind
+    | Listen
+    | Connect
+    | Serve
+    | Recorded
+    | Renewed
+    | ClaimedAgain
+    | Doubt
+    | Stop
+    | Ended
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from rallypoint.core.model import Bounds, EndedIncarnation, Settings
-from rallypoint.core.record import MOST_RANKS, Claim, Record
+from rallypoint.core.model import EndedIncarnation
+from rallypoint.messages.types import Bounds, Settings
+from rallypoint.record import MOST_RANKS, Claim, Record
 
 STAGGER_S = 0.03
 LONGEST_STAGGER_S = 1.0
@@ -17,7 +18,7 @@ FOR_HOST_S = 0.2
 LONGEST_PATIENCE_S = 60.0
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Claimant(msgspec.Struct, frozen=True, kw_only=True):
     """What a process that may claim knows of its own nodes.
 
     `seal_id` and `ranks` are those of the world that they are in, `incarnation` the one that they know.  `leaving` says
@@ -47,7 +48,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def delay_s(candidate: Candidate, record: Record | None, chance: float) -> float:
+def delay_s(candidate: Claimant, record: Record | None, chance: float) -> float:
     """How long a process waits before it claims (rule 17b): the lowest rank first, so that few write at once."""
     if candidate.leaving:
         return LEAVING_S
@@ -74,7 +75,7 @@ def patience_s(record: Record, settings: Settings) -> float | None:
     return min(settings.heartbeat_timeout_s * 2.0**tries, LONGEST_PATIENCE_S)
 
 
-def claim_record(candidate: Candidate, record: Record | None, run_id: str, claim: Claim, mint: str) -> Record:
+def claim_record(candidate: Claimant, record: Record | None, run_id: str, claim: Claim, mint: str) -> Record:
     """The record by which a process claims: the next epoch, and a new incarnation where the old one has ended."""
     epoch = 1 + max(candidate.epoch, record.epoch if record is not None else 0)
     if record is not None and record.world is not None and record.closing is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable
 
 from rallypoint.client.locator import Seeker, Target
-from rallypoint.location.driver import Driver
+from rallypoint.forks import run_in_children
+from rallypoint.location.election_driver import ElectionDriver
 
-_drivers: dict[Hashable, Driver] = {}
+_drivers: dict[Hashable, ElectionDriver] = {}
 """The elections that this process takes part in; touched on the background loop only."""
 
 
@@ -18,11 +18,11 @@ class ElectedLocator:
     `start` begins the election; `where` says in words what the register is.
     """
 
-    def __init__(self, key: Hashable, where: str, start: Callable[[], Driver]) -> None:
+    def __init__(self, key: Hashable, where: str, start: Callable[[], ElectionDriver]) -> None:
         self._key = key
         self._where = where
         self._start = start
-        self._driver: Driver | None = None
+        self._driver: ElectionDriver | None = None
         self._seeker: Seeker | None = None
 
     async def find(self, seeker: Seeker) -> Target:
@@ -84,15 +84,13 @@ class ElectedLocator:
             await driver.abandon(self._seeker)
             self._forget(driver)
 
-    def _forget(self, driver: Driver) -> None:
+    def _forget(self, driver: ElectionDriver) -> None:
         self._driver = None
         if driver.is_over and _drivers.get(self._key) is driver:
             del _drivers[self._key]
 
 
+@run_in_children
 def _forget_drivers() -> None:
     """A forked child takes part in nothing."""
     _drivers.clear()
-
-
-os.register_at_fork(after_in_child=_forget_drivers)

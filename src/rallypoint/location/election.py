@@ -12,24 +12,24 @@ from collections.abc import Callable
 import msgspec
 
 from rallypoint.core.model import EndedIncarnation, Predecessor, Run
-from rallypoint.core.record import LONGEST_REST_S, SHORTEST_REST_S, Claim, Record, decode, encode, restored
 from rallypoint.errors import RendezvousStateError
 from rallypoint.location.actions import (
     Action,
     Bind,
     Connect,
     Ended,
-    Read,
+    Listen,
+    ReadRecord,
     Serve,
     Stop,
     Unbind,
-    Wait,
-    Write,
+    WriteRecord,
 )
-from rallypoint.location.claiming import Candidate, claim_record, delay_s, patience_s
+from rallypoint.location.claiming import Claimant, claim_record, delay_s, patience_s
+from rallypoint.location.held_claim import HeldClaim
 from rallypoint.location.register import Entry
-from rallypoint.location.serving import Serving
-from rallypoint.location.staleness import Watched, seen
+from rallypoint.location.staleness import SeenClaim, seen
+from rallypoint.record import LONGEST_REST_S, SHORTEST_REST_S, Claim, Record, decode, encode, restored
 
 SUSPICIOUS = 0.75
 """The share of the time-out after which a silent server is doubted."""
@@ -46,7 +46,7 @@ class Election:
     def __init__(
         self,
         run_id: str,
-        candidate: Callable[[], Candidate],
+        candidate: Callable[[], Claimant],
         *,
         mint: Callable[[], str],
         chance: Callable[[], float],
@@ -55,7 +55,7 @@ class Election:
         secret: Callable[[], str] = str,
     ) -> None:
         self.run_id = run_id
-        self.serving: Serving | None = None
+        self.serving: HeldClaim | None = None
         self.why = "the register was not read yet"
         """What is awaited, in words (rule 11)."""
         self._candidate = candidate
@@ -70,7 +70,7 @@ class Election:
         self._read_at: float | None = None
         self._entry: Entry | None = None
         self._record: Record | None = None
-        self._watched = Watched()
+        self._watched = SeenClaim()
         self._welcomed = ""
         self._refused: tuple[str, float, int | None] = ("", 0.0, None)
         """A claim that had welcomed this process and then refused it, when, and the beat that was read after that."""
@@ -98,7 +98,7 @@ class Election:
 
     def content(self, now: float) -> list[Action]:
         """The nodes of this process hear their server: nothing is to be found."""
-        if self.serving is None and not isinstance(self._in_flight, (Bind, Write)):
+        if self.serving is None and not isinstance(self._in_flight, (Bind, WriteRecord)):
             self._looks = False
         return self._go(now)
 
@@ -160,7 +160,7 @@ class Election:
             return self._go(now)
         self._gone = True
         # A claim that is being written must be removed if it was: that is looked up first.
-        self._looks = isinstance(self._in_flight, Write)
+        self._looks = isinstance(self._in_flight, WriteRecord)
         return [] if self._looks else [*self._unbind()]
 
     @property
@@ -187,7 +187,7 @@ class Election:
     def wrote(self, entry: Entry | None, now: float) -> list[Action]:
         """A write was answered; None: another writer was first."""
         wrote, started, self._in_flight = self._in_flight, self._started, None
-        assert isinstance(wrote, Write), "only a write is answered so"
+        assert isinstance(wrote, WriteRecord), "only a write is answered so"
         if self.serving is not None:
             return self._serving_did(self.serving.wrote(wrote.record, entry, started, now), now)
         self._read_at = now
@@ -208,7 +208,7 @@ class Election:
     def _leave_again(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim was written after this process had decided to leave: it is removed before anybody trusts it."""
         self._looks = False
-        self.serving = Serving(record, entry, now, self._mint, self._chance)
+        self.serving = HeldClaim(record, entry, now, self._mint, self._chance)
         self.serving.hand_over(None)
         return self._go(now)
 
@@ -247,7 +247,7 @@ class Election:
         if self.serving is not None:
             return self._serving_did(self.serving.go(now, busy=self._in_flight is not None), now)
         if self._in_flight is None and self._looks and self._read_at is not None and now >= self._read_at:
-            return self._call(Read(), now)
+            return self._call(ReadRecord(), now)
         return []
 
     def _call(self, action: Action, now: float) -> list[Action]:
@@ -280,9 +280,9 @@ class Election:
             return self._may_be_taken(candidate, now)
         self._read_at = now + self._poll_s
         self.why = f"the server at {', '.join(claim.addresses)}, port {claim.port}, is being reached"
-        return [*self._unbind(), Connect(claim, record.epoch), Wait(self._entry and self._entry.token)]
+        return [*self._unbind(), Connect(claim, record.epoch), Listen(self._entry and self._entry.token)]
 
-    def _answers(self, candidate: Candidate, claim: Claim, now: float) -> bool:
+    def _answers(self, candidate: Claimant, claim: Claim, now: float) -> bool:
         """Whether a server whose claim is stale still answers, and has had no time yet to renew it (rule 17e)."""
         if self._stale[0] != claim.id:
             self._stale = (claim.id, now)
@@ -301,7 +301,7 @@ class Election:
         self._refused = (claim_id, at, claim.beat)
         return True
 
-    def _in_vain(self, candidate: Candidate, record: Record, now: float) -> bool:
+    def _in_vain(self, candidate: Claimant, record: Record, now: float) -> bool:
         """Whether a claim that no other process has met was tried for so long that it may be taken (rule 17a)."""
         patience = patience_s(record, candidate.settings)
         claim_id, since = self._failing
@@ -309,7 +309,7 @@ class Election:
         entitled = record.world is None or record.closing is not None or candidate.is_in(record)
         return patience is not None and tried and entitled and now - since > patience
 
-    def _may_be_taken(self, candidate: Candidate, now: float) -> list[Action]:
+    def _may_be_taken(self, candidate: Claimant, now: float) -> list[Action]:
         """Nobody serves, as far as this process knows: claim, when it is its turn (rule 17b)."""
         token = self._entry.token if self._entry is not None else None
         if candidate.leaving and not candidate.delivers:
@@ -321,7 +321,7 @@ class Election:
             self._delayed = ((token,), now + delay)
         if now < self._delayed[1]:
             self.why, self._read_at = "nobody serves this run: other nodes may claim it first", self._delayed[1]
-            return [Wait(token)]
+            return [Listen(token)]
         return self._claim(now)
 
     def _wait_for_others(self, because: str, now: float) -> list[Action]:
@@ -329,8 +329,8 @@ class Election:
         self.why, self._read_at = f"nobody serves this run, and {because}", now + self._poll_s
         record, token = self._record, self._entry.token if self._entry is not None else None
         if record is None or record.claim is None:
-            return [Wait(token)]
-        return [Connect(record.claim, record.epoch), Wait(token)]
+            return [Listen(token)]
+        return [Connect(record.claim, record.epoch), Listen(token)]
 
     def _claim(self, now: float) -> list[Action]:
         if self._offer is None:
@@ -338,7 +338,7 @@ class Election:
         candidate = msgspec.structs.replace(self._candidate(), epoch=self._epoch)
         self._over = self._record
         record = claim_record(candidate, self._record, self.run_id, self._offer, self._mint())
-        return self._call(Write(record, encode(record), self._entry and self._entry.token), now)
+        return self._call(WriteRecord(record, encode(record), self._entry and self._entry.token), now)
 
     def _unbind(self) -> list[Action]:
         """Another process serves: the port that this one has bound is not needed."""
@@ -365,14 +365,14 @@ class Election:
             silent_from = now if is_refused else self._candidate().heard_at + settings.heartbeat_timeout_s
             until = max(now + settings.reconnect_grace_s, silent_from)
             predecessor = Predecessor(record.world.seal_id, old.ranks, until)
-        self.serving = Serving(record, entry, now, self._mint, self._chance)
+        self.serving = HeldClaim(record, entry, now, self._mint, self._chance)
         self._epoch, self._looks, self._offer = record.epoch, False, None
-        self._failing, self._watched = ("", 0.0), Watched()
+        self._failing, self._watched = ("", 0.0), SeenClaim()
         return [Serve(record, offer, restored(record, now, hold_s, predecessor)), Connect(offer, record.epoch)]
 
     def _serving_did(self, actions: list[Action], now: float) -> list[Action]:
         for action in actions:
-            if isinstance(action, (Read, Write)):
+            if isinstance(action, (ReadRecord, WriteRecord)):
                 self._in_flight, self._started = action, now
             elif isinstance(action, Stop):
                 self._epoch = max(self._epoch, action.epoch)
@@ -381,7 +381,7 @@ class Election:
         return actions
 
 
-def _ending(record: Record, candidate: Candidate) -> EndedIncarnation | None:
+def _ending(record: Record, candidate: Claimant) -> EndedIncarnation | None:
     """How the incarnation ended that this process is in a world of, where the record says so (rule 17h)."""
     if not candidate.seal_id:
         return None

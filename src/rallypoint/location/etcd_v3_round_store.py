@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.client.round_store import RoundMember, RoundStore
-from rallypoint.core.notices import Placed
 from rallypoint.errors import RendezvousError
 from rallypoint.etcd_client import EtcdClient, EtcdError, EtcdForkError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
+from rallypoint.messages.notices import Placed
 from rallypoint.stores import Store
 from rallypoint.stores.errors import StoreError, StoreForkError
 from rallypoint.stores.etcd_v3.store import EtcdV3Store

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections import defaultdict
 
@@ -19,10 +18,12 @@ from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.session import Session
 from rallypoint.core.model import Predecessor
 from rallypoint.errors import RendezvousConnectionError
+from rallypoint.forks import run_in_children
 from rallypoint.location.places import ranks_of_process
+from rallypoint.net import listen
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service
-from rallypoint.server.sockets import is_taken, listen
+from rallypoint.server.sockets import is_taken
 
 log = logging.getLogger("rallypoint.server")
 
@@ -148,7 +149,7 @@ class FixedLocator:
         sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]
         return Service(
             only_run=self.run_id,
-            visitors=False,
+            remote_admins=False,
             tell=tell,
             process=process_token(),
             own_place=_own_place(sessions, predecessor),
@@ -170,13 +171,11 @@ def _own_place(sessions: list[Session], predecessor: Predecessor | None) -> tupl
     return seal_id, ranks
 
 
+@run_in_children
 def _forget_hosted() -> None:
     """A forked child hosts nothing."""
     _hosted.clear()
     _users.clear()
-
-
-os.register_at_fork(after_in_child=_forget_hosted)
 
 
 def local_address(host: str) -> str:

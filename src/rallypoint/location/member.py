@@ -13,7 +13,7 @@ from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve, serve_here
 from rallypoint.client.session import Session
 from rallypoint.client.view import View
-from rallypoint.core.model import Bounds, Node, Reason, Settings
+from rallypoint.messages.types import Bounds, Node, Reason, Settings
 
 
 class LocatedMember(Member):

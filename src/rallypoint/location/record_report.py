@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from rallypoint.core import explain
+from rallypoint import wording
 from rallypoint.core.model import Phase, RecordedWorld
-from rallypoint.core.record import Record
 from rallypoint.protocol import Status
+from rallypoint.record import Record
 from rallypoint.report import RunLine
 
 SHOWN = 16
@@ -20,7 +20,8 @@ def status_of(record: Record, trouble: str) -> Status:
 
     Of a run that is not served, nobody is known to be here: it has no nodes, and the sentence has the size of the world.
     """
-    line = RunLine(record.run_id, _phase(record).value, record.round, 0, _situation(record, trouble))
+    ending = record.closing.ending.value if record.closing is not None else ""
+    line = RunLine(record.run_id, _phase(record).value, record.round, 0, _situation(record, trouble), ending)
     return Status(0, line, str(record.bounds))
 
 
@@ -51,7 +52,7 @@ def _world(record: Record) -> str:
     world = record.world
     if world is not None:
         broken = ", and broke" if world.broken else ""
-        return f"round {world.round} was sealed with {explain.nodes(world.size)}{broken}{_finished(world)}"
+        return f"round {world.round} was sealed with {wording.nodes(world.size)}{broken}{_finished(world)}"
     last = record.last
     if last is not None:
         return f"no world is sealed; its last incarnation was closed as {last.ending.value}: {last.why}"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from rallypoint.core.record import Record
+from rallypoint.record import Record
 
 
-class Watched(msgspec.Struct, frozen=True):
+class SeenClaim(msgspec.Struct, frozen=True):
     """The claim and beat that a reader saw last, since when it has seen them rest, and when its last read ended."""
 
     claim_id: str = ""
@@ -22,15 +22,15 @@ class Watched(msgspec.Struct, frozen=True):
     stale: bool = False
 
 
-def seen(watched: Watched, record: Record, claim_lives: bool | None, started: float, ended: float) -> Watched:
+def seen(watched: SeenClaim, record: Record, claim_lives: bool | None, started: float, ended: float) -> SeenClaim:
     """A read that lasted from `started` to `ended` has shown this record, which has a claim."""
     claim = record.claim
     assert claim is not None, "only a claim can be stale"
     if claim_lives is not None:
-        return Watched(claim.id, record.epoch, claim.beat, ended, ended, stale=not claim_lives)
+        return SeenClaim(claim.id, record.epoch, claim.beat, ended, ended, stale=not claim_lives)
     same = (watched.claim_id, watched.epoch, watched.beat) == (claim.id, record.epoch, claim.beat)
     # A reader that was away itself has not seen the beat rest.
     if not same or started - watched.read_at > claim.rest_s / 2:
-        return Watched(claim.id, record.epoch, claim.beat, ended, ended)
+        return SeenClaim(claim.id, record.epoch, claim.beat, ended, ended)
     stale = started - watched.resting_since > claim.rest_s
     return msgspec.structs.replace(watched, read_at=ended, stale=stale)

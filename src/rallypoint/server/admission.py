@@ -8,24 +8,24 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.core.model import Phase
-from rallypoint.server.limits import Limits
-from rallypoint.server.runs import Hosted
+from rallypoint.server.limits import ServerLimits
+from rallypoint.server.runs import HostedRun
 
 
 class Admission(msgspec.Struct, frozen=True):
     """The rules of one server.
 
-    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
-    whether it takes callers from other machines that are not nodes.  An elected server has a `secret`: it takes visitors
+    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `remote_admins` says
+    whether it takes callers from other machines that are not nodes.  An elected server has a `secret`: it takes administrators
     that prove it.
     """
 
-    limits: Limits
+    limits: ServerLimits
     only_run: str = ""
-    visitors: bool = True
+    remote_admins: bool = True
     secret: str = ""
 
-    def refusal(self, hello: protocol.Hello, runs: Mapping[str, Hosted], *, is_local: bool = False) -> str:
+    def refusal(self, hello: protocol.Hello, runs: Mapping[str, HostedRun], *, is_local: bool = False) -> str:
         """Why a caller cannot be let in, and need not try again; empty if it can.  `is_local`: it is on this machine."""
         if hello.protocol != protocol.VERSION:
             return (
@@ -34,7 +34,7 @@ class Admission(msgspec.Struct, frozen=True):
             )
         if bool(hello.run_id) != bool(hello.node_id):
             return "a node names its run and itself"
-        if not (hello.node_id or self.visitors or self.secret or is_local):
+        if not (hello.node_id or self.remote_admins or self.secret or is_local):
             return "this server is part of a job and is administered from its own machine only: run the command there"
         if self.only_run and hello.run_id and hello.run_id != self.only_run:
             return (
@@ -49,7 +49,7 @@ class Admission(msgspec.Struct, frozen=True):
             return f"run {hello.run_id!r} has {nodes} nodes, as many as the server takes"
         return ""
 
-    def _is_full(self, runs: Mapping[str, Hosted]) -> bool:
+    def _is_full(self, runs: Mapping[str, HostedRun]) -> bool:
         """Whether no run more is taken.  A run that has ended is kept for a while and does not count, up to a point."""
         if len(runs) < self.limits.runs:
             return False
@@ -61,7 +61,7 @@ class Admission(msgspec.Struct, frozen=True):
         return not self.secret or protocol.is_same_mac(hello.proof, protocol.proof_of(self.secret, hello))
 
     def objection(self, nonce: str, answer: protocol.FromNode) -> str:
-        """Why a visitor that was challenged by this nonce cannot be let in after this answer; empty if it can."""
+        """Why an administrator that was challenged by this nonce cannot be let in after this answer; empty if it can."""
         if not isinstance(answer, protocol.Proof):
             return (
                 "this server is part of a job: it answers only those who prove that they know the secret of its claim"

@@ -14,23 +14,22 @@ import msgspec
 
 from rallypoint import heartbeats, protocol
 from rallypoint.core import recovery
-from rallypoint.core.messages import Announced, CloseAsked, Joined, Left, Message, Standing
-from rallypoint.core.model import Predecessor, Run, Settings
-from rallypoint.core.notices import KeepWaiting, Placed
-from rallypoint.core.ranking import POLICIES, RankPolicy
+from rallypoint.core.model import Predecessor, Run
 from rallypoint.errors import RendezvousError, RendezvousStateError
+from rallypoint.messages.notices import KeepWaiting, Placed
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
+from rallypoint.messages.types import Settings
+from rallypoint.ranking import POLICIES, RankPolicy
 from rallypoint.server import administration, queries, run_state
 from rallypoint.server.admission import Admission
-from rallypoint.server.caller import Caller
 from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
-from rallypoint.server.effects import Effects, Happening, ToRecord
-from rallypoint.server.limits import Limits
+from rallypoint.server.connection import Connection
+from rallypoint.server.effects import Effects, RunChange, ToRecord
+from rallypoint.server.limits import ServerLimits
 from rallypoint.server.run_state import Output, RunState
-from rallypoint.server.runs import Input, Runs, Turn
+from rallypoint.server.runs import AppliedInput, HostedRuns, RunInput
 
-__all__ = ["Coordinator", "Effects", "Happening", "ToRecord"]
-
-DEFAULTS = Limits()
+DEFAULTS = ServerLimits()
 RECORD_AWAITED_S = 2.0
 """From when on a node that waits is told that the record is awaited."""
 
@@ -38,7 +37,7 @@ RECORD_AWAITED_S = 2.0
 class Coordinator:
     """Everything a server knows.
 
-    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `visitors` says
+    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `remote_admins` says
     whether it lists and administers runs for callers of other machines that are not nodes.  `process` is the token of the process that it
     lives in.  An elected server has a `claim_id` and a `secret`, and never forgets its run; after a stall of its own of
     more than `pause_s` it waits until its claim is known to stand.
@@ -51,10 +50,10 @@ class Coordinator:
         mint: Callable[[], str],
         name: str = "rallypoint",
         only_run: str = "",
-        visitors: bool = True,
+        remote_admins: bool = True,
         keeps_records: bool = False,
         restored: Iterable[tuple[Run, int]] = (),
-        limits: Limits = DEFAULTS,
+        limits: ServerLimits = DEFAULTS,
         hold_s: float | None = None,
         policies: Mapping[str, RankPolicy] = POLICIES,
         process: str = "",
@@ -68,7 +67,7 @@ class Coordinator:
         self.limits = limits
         self.process = process
         self.claim_id = claim_id
-        self.runs = Runs(
+        self.runs = HostedRuns(
             monotonic, mint, policies, keeps_records=keeps_records, elected=bool(claim_id), fixed_hold_s=hold_s
         )
         self.messages: Counter[str] = Counter()
@@ -80,14 +79,14 @@ class Coordinator:
         """Runs whose record was confirmed while the server did not know whether its claim stands."""
         self.met = False
         """Whether a node of another process was welcomed."""
-        self._admission = Admission(limits, only_run, visitors, secret)
+        self._admission = Admission(limits, only_run, remote_admins, secret)
         self._mint = mint
         self._pause_s = pause_s
         self._own_place = own_place
         self._predecessor = predecessor
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[int, Connection] = {}
         self._silent: dict[int, float] = {}
         self._lines: dict[tuple[str, str], int] = {}
         self._to_answer: list[int] = []
@@ -99,7 +98,7 @@ class Coordinator:
     def opened(self, caller: int, monotonic: float, *, is_local: bool = False) -> Effects:
         """Somebody connected, be it from the server's own machine."""
         now, effects = self._look(monotonic), Effects()
-        self._callers[caller] = Caller(now, protocol.Reader(self.limits.frame), is_local)
+        self._callers[caller] = Connection(now, protocol.Reader(self.limits.frame), is_local)
         self._silent[caller] = now
         if len(self._callers) > self.limits.connections:
             self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
@@ -179,7 +178,7 @@ class Coordinator:
         self.doubt = why
 
         for run_id in list(self.runs.known):
-            self._tell(self.runs.take(run_id, Input(self.runs.said(run_state.hinder, why)), now), effects)
+            self._tell(self.runs.take(run_id, RunInput(self.runs.said(run_state.hinder, why)), now), effects)
         for (run_id, _), caller in self._lines.items():
             self._send(caller, self._pong(run_id), effects)
         return effects
@@ -215,7 +214,7 @@ class Coordinator:
 
     # What callers say ---------------------------------------------------------------------------------------------
 
-    def _take(self, caller: int, known: Caller, body: bytes, now: float, effects: Effects) -> None:
+    def _take(self, caller: int, known: Connection, body: bytes, now: float, effects: Effects) -> None:
         message = protocol.read(body, protocol.FROM_NODE)
         if known.nonce:
             self._hear_proof(caller, known, message, effects)
@@ -243,11 +242,11 @@ class Coordinator:
         else:
             self._asked(caller, known, message, now, effects)
 
-    def _is_known(self, known: Caller) -> bool:
+    def _is_known(self, known: Connection) -> bool:
         hosted = self.runs.known.get(known.key[0]) if known.hello is not None else None
         return hosted is not None and hosted.run is known.known
 
-    def _stand_in(self, known: Caller, now: float) -> bytes:
+    def _stand_in(self, known: Connection, now: float) -> bytes:
         """What stands for an answer where there is none: a pong, or to a node that waits, that the record is awaited."""
         hosted = self.runs.known.get(known.key[0])
         since = hosted.written_since if hosted is not None and known.waits else None
@@ -260,7 +259,7 @@ class Coordinator:
             why = "the server does not hear most of its nodes, and waits whether another process serves them"
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
-    def _greet(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
+    def _greet(self, caller: int, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
         """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
         admission = self._admission
         if known.hello is not None:
@@ -276,8 +275,8 @@ class Coordinator:
         else:
             self._welcome(caller, known, hello, effects)
 
-    def _hear_proof(self, caller: int, known: Caller, message: protocol.FromNode, effects: Effects) -> None:
-        """What a challenged visitor says: nothing else is heard before it has proven that it knows the secret."""
+    def _hear_proof(self, caller: int, known: Connection, message: protocol.FromNode, effects: Effects) -> None:
+        """What a challenged administrator says: nothing else is heard before it has proven that it knows the secret."""
         if objection := self._admission.objection(known.nonce, message):
             self._turn_away(caller, objection, effects)
             return
@@ -285,7 +284,7 @@ class Coordinator:
         known.nonce = ""
         self._welcome(caller, known, known.hello, effects)
 
-    def _welcome(self, caller: int, known: Caller, hello: protocol.Hello, effects: Effects) -> None:
+    def _welcome(self, caller: int, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
         known.hello = hello
         self._silent.pop(caller, None)
         if hello.node_id:
@@ -302,7 +301,7 @@ class Coordinator:
         welcome = protocol.Welcome(
             protocol.VERSION,
             self.name,
-            (protocol.STANDALONE,) if self._admission.visitors and not self.claim_id else (),
+            (protocol.STANDALONE,) if self._admission.remote_admins and not self.claim_id else (),
             self._serving(hello.run_id),
             seal_id,
             ranks,
@@ -342,7 +341,7 @@ class Coordinator:
         known = self._callers[other].hello
         return known is None or hello.connection > known.connection
 
-    def _beat(self, caller: int, known: Caller, now: float) -> None:
+    def _beat(self, caller: int, known: Connection, now: float) -> None:
         run_id, node_id = known.key
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
@@ -357,11 +356,13 @@ class Coordinator:
                 self._send(caller, self._stand_in(self._callers[caller], now), effects)
         self._to_answer.clear()
 
-    def _node_said(self, caller: int, known: Caller, message: Message, now: float, effects: Effects) -> None:
+    def _node_said(self, caller: int, known: Connection, message: NodeMessage, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
         speaks_for = _speaker(message)
         if not node_id or speaks_for != node_id:
-            self._turn_away(caller, f"{node_id or 'a visitor'} cannot speak for {speaks_for}", effects, final=True)
+            self._turn_away(
+                caller, f"{node_id or 'an administrator'} cannot speak for {speaks_for}", effects, final=True
+            )
             return
         assert known.hello is not None, "checked by the caller"
         known.takes_part = True
@@ -370,10 +371,10 @@ class Coordinator:
         if self._unsure_since is not None:
             self.runs.beat(run_id, node_id, now)  # what it says waits; that it lives is known now
         change = self.runs.said(run_state.receive, node_id, known.hello.connection, message)
-        taken = Input(change, message if isinstance(message, Left) else None)
+        taken = RunInput(change, message if isinstance(message, Left) else None)
         self._tell(self.runs.take(run_id, taken, now), effects)
 
-    def _open(self, run_id: str, message: Message, now: float) -> None:
+    def _open(self, run_id: str, message: NodeMessage, now: float) -> None:
         """A run that this server has not heard of; the process that served it before may be known to be gone (rule 14)."""
         settings = message.settings if isinstance(message, (Joined, Announced)) else Settings()
         hosted, predecessor = self.runs.open(run_id, now, settings), self._predecessor
@@ -382,10 +383,10 @@ class Coordinator:
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
             hosted.state = RunState(run, hosted.state.life)
 
-    def _asked(self, caller: int, known: Caller, ask: protocol.Ask, now: float, effects: Effects) -> None:
+    def _asked(self, caller: int, known: Connection, ask: protocol.Ask, now: float, effects: Effects) -> None:
         run_id, node_id = known.key
         if isinstance(ask, protocol.AskHeard) and node_id:
-            self._tell(self.runs.take(run_id, Input(None, None, caller, ask.number), now), effects)
+            self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
         elif isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
             self._administer(caller, ask, now, effects)
         else:
@@ -399,14 +400,14 @@ class Coordinator:
         try:
             order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
         except RendezvousError as exc:
-            self._send(caller, protocol.frame(protocol.Done(ask.number, False, str(exc))), effects)
+            self._send(caller, protocol.frame(administration.refusal(ask, exc)), effects)
             return
-        taken = Input(self.runs.said(run_state.apply, order.event), None, caller, ask.number, order.answer)
+        taken = RunInput(self.runs.said(run_state.apply, order.event), None, caller, ask.number, order.answer)
         self._tell(self.runs.take(ask.run_id, taken, now), effects)
 
     # What becomes of it -------------------------------------------------------------------------------------------
 
-    def _tell(self, turns: Iterable[Turn], effects: Effects) -> None:
+    def _tell(self, turns: Iterable[AppliedInput], effects: Effects) -> None:
         """Send what came of inputs, and ask for the records that must be written."""
         for turn in turns:
             self._done(turn, effects)
@@ -420,16 +421,16 @@ class Coordinator:
             self._unsure_since = self._clock.looked
             effects.deserted.append(run)
             why = "most of the nodes have fallen silent: another process may serve them from now on"
-            effects.happenings.append(Happening(run_id, why, run, run))
+            effects.happenings.append(RunChange(run_id, why, run, run))
         effects.forgotten += self.runs.forgotten
         self.runs.to_record.clear()
         self.runs.deserted.clear()
         self.runs.forgotten.clear()
 
-    def _done(self, turn: Turn, effects: Effects) -> None:
+    def _done(self, turn: AppliedInput, effects: Effects) -> None:
         run_id, output, after = turn.run_id, turn.output, turn.output.state.run
         if output.why or output.losses:
-            effects.happenings.append(Happening(run_id, output.why, turn.before, after, output.losses, turn.leave))
+            effects.happenings.append(RunChange(run_id, output.why, turn.before, after, output.losses, turn.leave))
         encoded: dict[int, bytes] = {}
         own_ranks = self._own_ranks(run_id, after)[1] if self._own_nodes else ()
         for node_id, said in output.sends:
@@ -476,7 +477,7 @@ class Coordinator:
         def change(state: RunState, run_now: float, mint: str) -> Output:
             return run_state.connection_ended(state, node_id, connection, run_now, our_fault=our_fault)
 
-        self._tell(self.runs.take(run_id, Input(change), now), effects)
+        self._tell(self.runs.take(run_id, RunInput(change), now), effects)
 
     def _look(self, monotonic: float) -> float:
         before = self._clock
@@ -488,7 +489,7 @@ class Coordinator:
         return now
 
 
-def _speaker(message: Message) -> str:
+def _speaker(message: NodeMessage) -> str:
     """On whose behalf a message is."""
     if isinstance(message, (Joined, Announced)):
         return message.node.id

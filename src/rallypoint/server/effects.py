@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rallypoint.core.messages import Left, Lost
+from rallypoint.core.events import Lost
 from rallypoint.core.model import Run
+from rallypoint.messages.requests import Left
 
 
 @dataclass
-class Happening:
+class RunChange:
     """Something worth recording: which run, why, the state before and after, who was given up, and who left."""
 
     run_id: str
@@ -47,7 +48,7 @@ class Effects:
     urgent: set[int] = field(default_factory=set)
     """Callers that are sent more than the reason for a wait, which nobody misses for a moment."""
     hang_ups: list[tuple[int, str]] = field(default_factory=list)
-    happenings: list[Happening] = field(default_factory=list)
+    happenings: list[RunChange] = field(default_factory=list)
 
     @property
     def is_due(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Bounds that keep one client from harming the others."""
 
     connections: int = 100_000

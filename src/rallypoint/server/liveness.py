@@ -14,10 +14,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from rallypoint.core.messages import Lost
-from rallypoint.core.model import Settings
+from rallypoint.core.events import Lost
+from rallypoint.messages.types import Settings
 from rallypoint.server.clock import LOOK_S
-from rallypoint.sorted_map import Table
+from rallypoint.sorted_map import SortedMap
 
 NO_BEATS: Mapping[str, float] = MappingProxyType({})
 
@@ -37,8 +37,8 @@ class Sign(msgspec.Struct, frozen=True):
 class Liveness(msgspec.Struct, frozen=True):
     """Who has been heard, and when to look at whom again."""
 
-    signs: Table[str, Sign] = Table()
-    due: Table[tuple[float, str], None] = Table()
+    signs: SortedMap[str, Sign] = SortedMap()
+    due: SortedMap[tuple[float, str], None] = SortedMap()
     silent: int = 0
 
 

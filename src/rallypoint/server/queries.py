@@ -8,6 +8,7 @@ from itertools import islice
 from rallypoint.core.model import Run
 from rallypoint.protocol import (
     PAGE_SIZE,
+    UNKNOWN_RUN,
     Answer,
     Ask,
     AskHeard,
@@ -21,11 +22,11 @@ from rallypoint.protocol import (
     Status,
 )
 from rallypoint.report import kept_out_of, line_of, nodes_of
-from rallypoint.server.runs import Hosted
+from rallypoint.server.runs import HostedRun
 
 
 def answer(
-    ask: Ask, run_id: str, known: Mapping[str, Hosted], now: float, messages: Mapping[str, int], *, is_node: bool
+    ask: Ask, run_id: str, known: Mapping[str, HostedRun], now: float, messages: Mapping[str, int], *, is_node: bool
 ) -> Answer:
     """The answer to a question; `run_id` is the run of the node that asks."""
     if isinstance(ask, AskPeers):
@@ -51,16 +52,16 @@ def peers(ask: AskPeers, run: Run | None) -> Peers | Done:
     return Peers(ask.number, world.size, page)
 
 
-def runs(ask: AskRuns, known: Mapping[str, Hosted], now: float) -> Runs:
+def runs(ask: AskRuns, known: Mapping[str, HostedRun], now: float) -> Runs:
     """The first runs by name."""
     names = sorted(known)[:PAGE_SIZE]
     return Runs(ask.number, len(known), tuple(line_of(known[name].run, known[name].time(now)) for name in names))
 
 
-def status(ask: AskStatus, hosted: Hosted | None, now: float, messages: Mapping[str, int]) -> Status | Done:
+def status(ask: AskStatus, hosted: HostedRun | None, now: float, messages: Mapping[str, int]) -> Status | Done:
     """Where a run stands."""
     if hosted is None:
-        return Done(ask.number, False, f"there is no run {ask.run_id!r}")
+        return Done(ask.number, False, f"there is no run {ask.run_id!r}", UNKNOWN_RUN)
     run, run_now = hosted.run, hosted.time(now)
     nodes = tuple(islice(nodes_of(run), PAGE_SIZE))
     out = tuple(islice(kept_out_of(run, run_now), PAGE_SIZE))

@@ -11,10 +11,13 @@ import msgspec
 
 from rallypoint.core import recovery, transition
 from rallypoint.core.changes import Durability, Step, change
-from rallypoint.core.messages import Announced, Event, Evicted, Joined, Left, Lost, Message
-from rallypoint.core.model import Phase, Run, Settings
-from rallypoint.core.notices import Said, spell_out
-from rallypoint.core.ranking import POLICIES, RankPolicy
+from rallypoint.core.events import Event, Evicted, Lost
+from rallypoint.core.model import Phase, Run
+from rallypoint.core.notices import spell_out
+from rallypoint.messages.notices import NodeNotice
+from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage
+from rallypoint.messages.types import Settings
+from rallypoint.ranking import POLICIES, RankPolicy
 from rallypoint.server import liveness
 from rallypoint.server.liveness import Liveness
 
@@ -35,7 +38,7 @@ class Output(msgspec.Struct, frozen=True):
     """
 
     state: RunState
-    sends: tuple[tuple[str, Said], ...] = ()
+    sends: tuple[tuple[str, NodeNotice], ...] = ()
     why: str = ""
     losses: tuple[Lost, ...] = ()
     durability: Durability = Durability.NONE
@@ -50,7 +53,7 @@ def receive(
     state: RunState,
     sender: str,
     connection: int,
-    message: Message,
+    message: NodeMessage,
     now: float,
     mint: str,
     policies: Mapping[str, RankPolicy] = POLICIES,

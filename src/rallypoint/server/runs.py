@@ -1,6 +1,6 @@
 """The runs that a server hosts: their states, what waits for a record, and when to look at which of them again.
 
-It knows no connections; `coordinator` does.  An input goes in with the time, and what came of it is returned as `Turn`s.
+It knows no connections; `coordinator` does.  An input goes in with the time, and what came of it is returned as `AppliedInput`s.
 
 Recorded before told (rule 17c): where the server keeps records, a seal, a close and a finish are withheld until the record
 is written.  Meanwhile the run's inputs queue and its clock stands; then they are applied in order up to the first seal or
@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rallypoint.core.changes import Durability
-from rallypoint.core.messages import Left
-from rallypoint.core.model import Run, Settings
-from rallypoint.core.ranking import RankPolicy
+from rallypoint.core.model import Run
+from rallypoint.messages.requests import Left
+from rallypoint.messages.types import Settings
+from rallypoint.ranking import RankPolicy
 from rallypoint.server import run_state
 from rallypoint.server.liveness import NO_BEATS
 from rallypoint.server.run_state import Output, RunState
@@ -43,7 +44,7 @@ Change = Callable[[RunState, float, str], Output]
 """What an input does to the state of a run, at a time of the run's own clock, with a fresh random text."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class AppliedInput(msgspec.Struct, frozen=True):
     """What came of an input: when, in which run, how it was before, and the core's output.
 
     `asked` is the number of a question of `asker` that only wanted to be answered in its turn, by `answer`.
@@ -60,7 +61,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Input:
+class RunInput:
     """Something that happens to a run; a question where there is no change.  `is_time`: only that time passed."""
 
     change: Change | None
@@ -75,13 +76,13 @@ class Input:
         """Whether a node says this until it is acknowledged."""
         return self.leave is not None or self.change is None
 
-    def says_the_same(self, other: Input) -> bool:
+    def says_the_same(self, other: RunInput) -> bool:
         """Whether another input is this one, said before."""
         return (self.leave, self.asker, self.asked) == (other.leave, other.asker, other.asked) and other.is_repeated
 
 
 @dataclass
-class Hosted:
+class HostedRun:
     """One run.  `state` is what is recorded; `ahead` is what it will be when the write that is in flight is done."""
 
     state: RunState
@@ -92,8 +93,8 @@ class Hosted:
     is_deserted: bool = False
     written_since: float | None = None
     ahead: RunState | None = None
-    withheld: list[Turn] = field(default_factory=list)
-    queue: deque[Input] = field(default_factory=deque)
+    withheld: list[AppliedInput] = field(default_factory=list)
+    queue: deque[RunInput] = field(default_factory=deque)
     beats: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -111,7 +112,7 @@ class Hosted:
         return (now if self.written_since is None else self.written_since) - self.stood_s
 
 
-class Runs:
+class HostedRuns:
     """Many runs at once, each in a namespace of its own."""
 
     def __init__(
@@ -126,7 +127,7 @@ class Runs:
     ) -> None:
         self.fixed_hold_s = fixed_hold_s
         """The hold of every run; None: each run's settings tell."""
-        self.known: dict[str, Hosted] = {}
+        self.known: dict[str, HostedRun] = {}
         self.to_record: list[str] = []
         """Runs whose record is to be written now: the shell does it and calls `recorded`."""
         self.forgotten: list[str] = []
@@ -143,22 +144,22 @@ class Runs:
 
     def restore(self, run: Run, epoch: int, now: float) -> None:
         """A run that a record tells of; the epoch is that of this start of the server."""
-        hosted = self.known[run.run_id] = Hosted(RunState(run), self._hold_s(run.settings), epoch)
+        hosted = self.known[run.run_id] = HostedRun(RunState(run), self._hold_s(run.settings), epoch)
         self._keep(run.run_id, hosted, now)
 
-    def open(self, run_id: str, now: float, settings: Settings = DEFAULTS) -> Hosted:
+    def open(self, run_id: str, now: float, settings: Settings = DEFAULTS) -> HostedRun:
         """The run of that name; one that is not known is opened by that, with the settings of the node that names it."""
         hosted = self.known.get(run_id)
         if hosted is None:
             hold_s = self._hold_s(settings)
             state = run_state.open_run(run_id, self._started, now, hold_s)
-            hosted = self.known[run_id] = Hosted(state, hold_s, int(self._keeps_records))
+            hosted = self.known[run_id] = HostedRun(state, hold_s, int(self._keeps_records))
         return hosted
 
     def _hold_s(self, settings: Settings) -> float:
         return hold_of(settings) if self.fixed_hold_s is None else self.fixed_hold_s
 
-    def take(self, run_id: str, taken: Input, now: float) -> Iterator[Turn]:
+    def take(self, run_id: str, taken: RunInput, now: float) -> Iterator[AppliedInput]:
         """Something happens to a run: what came of it, unless it has to wait for a record."""
         hosted = self.open(run_id, now)
         if hosted.is_writing and taken.is_repeated and any(taken.says_the_same(other) for other in hosted.queue):
@@ -167,7 +168,7 @@ class Runs:
         if not hosted.is_writing:
             yield from self._drain(run_id, hosted, now)
 
-    def recorded(self, run_id: str, now: float) -> Iterator[Turn]:
+    def recorded(self, run_id: str, now: float) -> Iterator[AppliedInput]:
         """The record of a run is written: what was withheld, and what came of the inputs that waited."""
         hosted = self.known.get(run_id)
         if hosted is None or hosted.written_since is None or hosted.ahead is None:
@@ -185,13 +186,13 @@ class Runs:
             if not hosted.is_writing:
                 hosted.ahead, hosted.written_since = hosted.state, now
 
-    def resume(self, run_id: str, now: float) -> Iterator[Turn]:
+    def resume(self, run_id: str, now: float) -> Iterator[AppliedInput]:
         """Take the inputs of a run again that was suspended; a write that is in flight goes on being awaited."""
         hosted = self.known.get(run_id)
         if hosted is not None and not hosted.withheld:
             if hosted.is_deserted:
                 hosted.is_deserted = False
-                hosted.queue.appendleft(Input(self.said(run_state.give_up_silent, hosted.beats or NO_BEATS)))
+                hosted.queue.appendleft(RunInput(self.said(run_state.give_up_silent, hosted.beats or NO_BEATS)))
             yield from self.recorded(run_id, now)
 
     def beat(self, run_id: str, node_id: str, now: float) -> None:
@@ -199,7 +200,7 @@ class Runs:
         hosted = self.known[run_id]
         hosted.beats[node_id] = hosted.time(now)
 
-    def tick(self, now: float) -> Iterator[Turn]:
+    def tick(self, now: float) -> Iterator[AppliedInput]:
         """Time passed: what came of it in the runs that are due."""
         while self._wakes and self._wakes[0][0] <= now:
             moment, run_id = heapq.heappop(self._wakes)
@@ -208,7 +209,7 @@ class Runs:
                 continue
             del self._wake[run_id]
             if not hosted.is_writing:
-                hosted.queue.append(Input(self._time_passes(hosted), is_time=True))
+                hosted.queue.append(RunInput(self._time_passes(hosted), is_time=True))
                 yield from self._drain(run_id, hosted, now)
 
     def wake_at(self) -> float | None:
@@ -223,13 +224,13 @@ class Runs:
 
         return apply
 
-    def _time_passes(self, hosted: Hosted) -> Change:
+    def _time_passes(self, hosted: HostedRun) -> Change:
         def apply(state: RunState, now: float, mint: str) -> Output:
             return run_state.tick(state, now, mint, self._policies, hosted.beats or NO_BEATS)
 
         return apply
 
-    def _drain(self, run_id: str, hosted: Hosted, now: float) -> Iterator[Turn]:
+    def _drain(self, run_id: str, hosted: HostedRun, now: float) -> Iterator[AppliedInput]:
         """Apply what waits, up to the first seal or close that must be recorded."""
         run_now = hosted.time(now)
         while hosted.queue:
@@ -238,7 +239,7 @@ class Runs:
             output = Output(state) if taken.change is None else taken.change(state, run_now, self._mint())
             if self._elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
                 return
-            turn = Turn(run_now, run_id, state.run, output, taken.leave, taken.asker, taken.asked, taken.answer)
+            turn = AppliedInput(run_now, run_id, state.run, output, taken.leave, taken.asker, taken.asked, taken.answer)
             if hosted.ahead is not None or (self._keeps_records and output.durability):
                 hosted.withheld.append(turn)
                 hosted.ahead = output.state
@@ -253,7 +254,7 @@ class Runs:
         else:
             self._keep(run_id, hosted, now)
 
-    def _waits_for_others(self, run_id: str, hosted: Hosted, output: Output, now: float) -> bool:
+    def _waits_for_others(self, run_id: str, hosted: HostedRun, output: Output, now: float) -> bool:
         """Whether these losses are not to be: most nodes are silent, and another process may hear them (rule 17e)."""
         deserted_at = run_state.deserted_at(hosted.state, output.losses, hosted.time(now), hosted.beats or NO_BEATS)
         if deserted_at is None:
@@ -266,7 +267,7 @@ class Runs:
             self.deserted.append(run_id)
         return True
 
-    def _keep(self, run_id: str, hosted: Hosted, now: float) -> None:
+    def _keep(self, run_id: str, hosted: HostedRun, now: float) -> None:
         is_idle = not self._elected and run_state.is_idle(hosted.state)
         hosted.idle_since = None if not is_idle else now if hosted.idle_since is None else hosted.idle_since
         kept_s = KEPT_S if hosted.run.last is not None else 0.0

@@ -13,8 +13,8 @@ from itertools import groupby
 from rallypoint.core.model import Predecessor, Run
 from rallypoint.net import BACKLOG
 from rallypoint.server.coordinator import Coordinator
-from rallypoint.server.effects import Effects, Happening
-from rallypoint.server.limits import Limits
+from rallypoint.server.effects import Effects, RunChange
+from rallypoint.server.limits import ServerLimits
 from rallypoint.server.sockets import is_from_this_machine, raise_file_limit
 from rallypoint.server.state_file import StateFile
 from rallypoint.server.state_writer import StateWriter, restored_runs
@@ -44,10 +44,10 @@ class Service:
         self,
         *,
         only_run: str = "",
-        visitors: bool = True,
+        remote_admins: bool = True,
         state: StateFile | None = None,
-        limits: Limits | None = None,
-        tell: Callable[[Happening], None] | None = None,
+        limits: ServerLimits | None = None,
+        tell: Callable[[RunChange], None] | None = None,
         process: str = "",
         claim_id: str = "",
         secret: str = "",
@@ -60,11 +60,11 @@ class Service:
         self._state = StateWriter(state) if state is not None else None
         self._tell = tell
         self._acted = acted
-        self._limits = limits or Limits(connections=raise_file_limit() - RESERVE)
-        self._lines: dict[int, _Line] = {}
+        self._limits = limits or ServerLimits(connections=raise_file_limit() - RESERVE)
+        self._lines: dict[int, _ServerConnection] = {}
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._kept_back: list[_Line] = []
+        self._kept_back: list[_ServerConnection] = []
         self._server: asyncio.Server | None = None
         self._is_stopped = False
         self.quiet = asyncio.Event()
@@ -76,7 +76,7 @@ class Service:
             mint=mint,
             name=f"{socket.gethostname()}",
             only_run=only_run,
-            visitors=visitors,
+            remote_admins=remote_admins,
             keeps_records=state is not None or bool(claim_id),
             restored=restored_runs(state, now) if state is not None else restored,
             limits=self._limits,
@@ -92,7 +92,7 @@ class Service:
         """Serve whoever connects to this socket from now on."""
         self._loop = asyncio.get_running_loop()
         backlog = min(1024, self._limits.connections)
-        self._server = await self._loop.create_server(lambda: _Line(self), sock=listener, backlog=backlog)
+        self._server = await self._loop.create_server(lambda: _ServerConnection(self), sock=listener, backlog=backlog)
         # asyncio has shortened the kernel's queue to the number that it takes from it at a time.
         listener.listen(BACKLOG)
         self.perform(self.coordinator.tick(time.monotonic()))
@@ -138,7 +138,7 @@ class Service:
         """The record of a run is written."""
         self.perform(self.coordinator.recorded(run_id, time.monotonic()))
 
-    def opened(self, line: _Line) -> int:
+    def opened(self, line: _ServerConnection) -> int:
         """A connection was made."""
         self._numbers += 1
         self._lines[self._numbers] = line
@@ -160,7 +160,7 @@ class Service:
         if not self.coordinator.is_attended:
             self.quiet.set()
 
-    def _send_soon(self, line: _Line, data: bytes) -> None:
+    def _send_soon(self, line: _ServerConnection, data: bytes) -> None:
         """Send what is not urgent with the next message to the same caller, or a moment later."""
         if not self._kept_back:
             self._loop.call_later(COMPANY_S, self._send_kept_back)
@@ -197,7 +197,7 @@ def _by_caller(sends: list[tuple[int, bytes]]) -> Iterable[tuple[int, bytes]]:
     return ((caller, run[0] if len(run) == 1 else b"".join(run)) for caller, run in pieces)
 
 
-class _Line(asyncio.BufferedProtocol):
+class _ServerConnection(asyncio.BufferedProtocol):
     """One connection.  All of a service read into one buffer: asyncio's own way makes a large one for every message."""
 
     transport: asyncio.Transport

@@ -8,32 +8,19 @@ import socket
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
 
-from rallypoint.net import listen_at
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on this address and port; port 0 takes a free one.  OSError where it cannot be had.
-
-    A name is bound where it resolves to first.  `::` takes IPv4 as well, `0.0.0.0` is IPv4 alone.
-    """
-    family, _, _, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-    )[0]
-    listener = listen_at(family, address)
-    listener.setblocking(False)
-    return listener
+from rallypoint.net import listen
 
 
 def listen_on_first(address: str, ports: Iterable[int]) -> socket.socket:
     """A socket that listens on the first of these ports that can be had; OSError where none can."""
-    problem: Exception | None = None
+    problem: OSError | None = None
     for port in ports:
         try:
             return listen(address, port)
-        except (OSError, UnicodeError) as exc:  # noqa: PERF203  # a range has few ports
+        except OSError as exc:  # noqa: PERF203  # a range has few ports
             problem = exc
-    words = problem.strerror if isinstance(problem, OSError) else None
-    raise OSError(words or str(problem)) from problem
+    assert problem is not None, "there is at least one port"
+    raise OSError(problem.strerror or str(problem)) from problem
 
 
 def ports_in_words(ports: tuple[int, ...]) -> str:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from rallypoint.core import record
+from rallypoint import record
 from rallypoint.core.model import Run
 from rallypoint.errors import RendezvousStateError
 from rallypoint.server.effects import Effects

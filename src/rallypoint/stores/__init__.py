@@ -22,7 +22,7 @@ from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp.server import StoreServer, listen
 from rallypoint.stores.tcp.server_core import StoreServerCore
 from rallypoint.stores.tcp.store import TcpStore
-from rallypoint.stores.tcp.wire import Limits
+from rallypoint.stores.tcp.wire import StoreLimits
 
 if TYPE_CHECKING:
     from rallypoint.stores.etcd_v3.store import EtcdV3Store
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "EtcdV3Store",
     "FileStore",
-    "Limits",
     "MemoryStore",
     "PrefixStore",
     "QueueEmptyError",
@@ -39,6 +38,7 @@ __all__ = [
     "StoreConnectionError",
     "StoreError",
     "StoreForkError",
+    "StoreLimits",
     "StoreServer",
     "StoreServerCore",
     "StoreTimeoutError",

@@ -5,16 +5,17 @@ Keys are text, values are bytes (text is taken as UTF-8).  A store may be shared
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+
+from rallypoint.waiting import Deadline, in_seconds
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
-# The longest that the operating system's own waits take without complaint: three weeks.
-LONGEST_WAIT_S = 3 * 7 * 24 * 3600.0
+
+class WrongKindError(TypeError, ValueError):
+    """A key or value of the wrong type.  torch's EtcdStore raises a ValueError then, its other stores a TypeError."""
 
 
 class Store(ABC):
@@ -95,13 +96,20 @@ class Store(ABC):
         nevertheless.  Which keys it leaves behind is the store's own affair.
         """
 
+    _timeout: timedelta = DEFAULT_TIMEOUT
+
     @property
-    @abstractmethod
     def timeout(self) -> timedelta:
         """How long this store waits when a call does not say otherwise."""
+        return self._timeout
 
-    @abstractmethod
-    def set_timeout(self, timeout: timedelta) -> None: ...
+    def set_timeout(self, timeout: timedelta) -> None:
+        in_seconds(timeout)
+        self._timeout = timeout
+
+    def _deadline(self, timeout: timedelta | None = None) -> Deadline:
+        """The time that a call has, from now on."""
+        return Deadline.of(self._timeout if timeout is None else timeout)
 
     @abstractmethod
     def clone(self) -> Store:
@@ -115,7 +123,7 @@ class Store(ABC):
 def encode_key(key: str) -> bytes:
     """A key as it is stored; `decode_key` gives back what any client wrote, be it text or not."""
     if not isinstance(key, str):
-        raise TypeError(f"a key is text, not {type(key).__name__}")
+        raise WrongKindError(f"a key is text, not {type(key).__name__}")
     try:
         return key.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
@@ -133,13 +141,13 @@ def encode_value(value: bytes | str) -> bytes:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise TypeError(f"a value is bytes or text, not {type(value).__name__}")
+    raise WrongKindError(f"a value is bytes or text, not {type(value).__name__}")
 
 
 def encode_keys(keys: Sequence[str]) -> list[bytes]:
     """Several keys as they are stored.  One text is refused: its letters would pass for keys."""
     if isinstance(keys, str):
-        raise TypeError(f"expected a list of keys, not the text {keys!r}")
+        raise WrongKindError(f"expected a list of keys, not the text {keys!r}")
     return [encode_key(key) for key in keys]
 
 
@@ -148,29 +156,6 @@ def encode_pairs(keys: Sequence[str], values: Sequence[bytes | str]) -> list[tup
     if len(keys) != len(values):
         raise ValueError(f"{len(keys)} keys do not go with {len(values)} values")
     return list(zip(encode_keys(keys), map(encode_value, values), strict=True))
-
-
-def in_seconds(timeout: timedelta) -> float:
-    """A time-out as the operating system takes it."""
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"a time-out is a timedelta, not {type(timeout).__name__}")
-    return min(max(timeout.total_seconds(), 0.0), LONGEST_WAIT_S)
-
-
-class Term(NamedTuple):
-    """How long a call may take, and when that is over."""
-
-    timeout_s: float
-    deadline: float
-
-    @staticmethod
-    def of(timeout: timedelta) -> Term:
-        """From now on."""
-        timeout_s = in_seconds(timeout)
-        return Term(timeout_s, time.monotonic() + timeout_s)
-
-    def left_s(self) -> float:
-        return max(self.deadline - time.monotonic(), 0.0)
 
 
 def in_64_bits(number: int) -> int:
@@ -183,6 +168,6 @@ def in_64_bits(number: int) -> int:
 
 
 def name_some(keys: Sequence[str], most: int = 8) -> str:
-    """Keys for a message; of many, the first few."""
-    named = ", ".join(repr(key) for key in keys[:most])
+    """Keys for a message: of many, the first few; of a long one, its beginning."""
+    named = ", ".join(repr(key if len(key) <= 100 else f"{key[:100]}...") for key in keys[:most])
     return named if len(keys) <= most else f"{named} and {len(keys) - most} more"

@@ -8,8 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.stores.base import DEFAULT_TIMEOUT, in_seconds
+from rallypoint.stores.base import DEFAULT_TIMEOUT
 from rallypoint.stores.errors import StoreTimeoutError
+from rallypoint.waiting import in_seconds
 
 # torch's stores have no class for time-outs alone.
 _TIME_OUTS = (StoreTimeoutError, RuntimeError)

@@ -102,17 +102,7 @@ class KeyValues(Generic[W]):
 
     def total(self, key: bytes, amount: int) -> int:
         """What adding would make of the value; nothing is changed."""
-        total = amount
-        if key in self._values:
-            present = self.get(key)
-            number = read_number(present)
-            if number is None:
-                shown = present if len(present) <= 40 else present[:40] + b"..."
-                raise StoreError(f"cannot add to {_shown(key)}: it holds {shown!r}, which is not a number of 64 bits")
-            total += number
-        if not _SMALLEST <= total <= _LARGEST:
-            raise StoreError(f"cannot add {amount} to {_shown(key)}: {total} does not fit into 64 bits")
-        return total
+        return sum_of(key, self._values.get(key), amount)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
         present = self._values.get(key)
@@ -240,6 +230,19 @@ def read_number(value: bytes) -> int | None:
         return None
     number = int(sign + (digits or b"0"))
     return number if _SMALLEST <= number <= _LARGEST else None
+
+
+def sum_of(key: bytes, present: bytes | bytearray | None, amount: int) -> int:
+    """What adding makes of a value; StoreError where that is no number, or the sum is too large."""
+    number = 0 if present is None else read_number(bytes(present))
+    if number is None:
+        held = bytes(present or b"")
+        shown = held if len(held) <= 40 else held[:40] + b"..."
+        raise StoreError(f"cannot add to {_shown(key)}: it holds {shown!r}, which is not a number of 64 bits")
+    total = number + amount
+    if not _SMALLEST <= total <= _LARGEST:
+        raise StoreError(f"cannot add {amount} to {_shown(key)}: {total} does not fit into 64 bits")
+    return total
 
 
 def _drop(lists: dict[bytes, OrderedDict[W, None]], key: bytes, waiter: W) -> None:

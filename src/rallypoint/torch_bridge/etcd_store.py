@@ -104,10 +104,6 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
         """Whether there are `append`, `multi_get` and `multi_set`."""
         return True
 
-    def roll(self, key: Any) -> Any:
-        """A roll that many sign at once, where the other store has such a thing; else None."""
-        return self.underlying.roll(key) if hasattr(self.underlying, "roll") else None
-
     @property
     def host(self) -> str:
         """The host of the server that is asked."""
@@ -133,10 +129,6 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
         clone = StoreForTorch(self.underlying.clone())
         self._clones.append(clone)
         return clone
-
-    def bell(self) -> Any:
-        """Something to wait on for a key, beside something else."""
-        return self.underlying.bell()
 
     # The names by which torch's C++ code calls these two.
     deleteKey = delete_key  # noqa: N815

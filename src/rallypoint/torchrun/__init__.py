@@ -14,7 +14,7 @@ def rallypoint() -> Callable[[Any], Any]:
     """The creator of the backend `rallypoint`; the endpoint may be any that `rallypoint.join` takes."""
 
     def create(params: Any) -> Any:
-        from rallypoint.elastic.endpoints import backend_at
+        from rallypoint.backends.endpoints import backend_at
         from rallypoint.torchrun.backend import create_handler
 
         return create_handler(backend_at(params.endpoint), params)
@@ -26,7 +26,7 @@ def etcd_v3() -> Callable[[Any], Any]:
     """The creator of the backend `etcd-v3`."""
 
     def create(params: Any) -> Any:
-        from rallypoint.elastic.etcd_v3_handler import ETCD_V3
+        from rallypoint.backends.etcd_v3 import ETCD_V3
         from rallypoint.torchrun.backend import create_handler
 
         return create_handler(ETCD_V3, params)

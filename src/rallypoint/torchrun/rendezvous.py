@@ -11,8 +11,8 @@ from rallypoint.client.member import Member
 from rallypoint.client.round_store import VERDICT_S
 from rallypoint.client.view import State
 from rallypoint.client.wait_reports import LogReporter, reported
-from rallypoint.core.model import Reason
-from rallypoint.core.notices import Placed
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Reason
 from rallypoint.stores import PrefixStore
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge.handler import Departure

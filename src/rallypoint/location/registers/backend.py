@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from rallypoint.core.record import decode
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.location.register import Entry, RegisterRefusedError, Token
+from rallypoint.record import decode
 from rallypoint.torch_bridge.foreign_errors import as_ours
 
 FIRST_POLL_S = 0.01

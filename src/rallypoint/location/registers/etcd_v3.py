@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from rallypoint.core.record import Record, decode
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.etcd_client import (
     EtcdAuthError,
@@ -28,6 +27,7 @@ from rallypoint.etcd_client import (
 )
 from rallypoint.location.register import Entry, RegisterRefusedError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
+from rallypoint.record import Record, decode
 
 
 class EtcdV3Register:
@@ -158,8 +158,7 @@ class EtcdV3Register:
         held = self._run_lease
         if held is not None and not held.lost.is_set() and self._found_lease in (0, held.id):
             return held
-        if held is not None:
-            held.release()
+        self._let_go_of_run_lease()
         if self._found_lease:
             with suppress(EtcdLeaseLostError):
                 self._run_lease = self._client.adopt(self._found_lease)
@@ -168,17 +167,23 @@ class EtcdV3Register:
         return self._run_lease
 
     def _drop_leases(self) -> None:
-        lease, run_lease = self._lease, self._run_lease
-        self._lease = self._run_lease = None
+        lease, self._lease = self._lease, None
         self._found_lease = 0
         self._epochs.clear()
-        if run_lease is not None:
-            if self._is_run_lease_unused:
-                run_lease.revoke(wait=False)
-            else:
-                run_lease.release()
+        self._let_go_of_run_lease()
         if lease is not None:
             lease.revoke(wait=False)
+
+    def _let_go_of_run_lease(self) -> None:
+        """Renew it no longer.  Only a lease that no record lies on is revoked: the record goes with its lease."""
+        lease, self._run_lease = self._run_lease, None
+        is_unused, self._is_run_lease_unused = self._is_run_lease_unused, False
+        if lease is None:
+            return
+        if is_unused:
+            lease.revoke(wait=False)
+        else:
+            lease.release()
 
     def _open_watch(self) -> Watch:
         with self._watching:

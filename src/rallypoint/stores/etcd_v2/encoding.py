@@ -9,7 +9,7 @@ import binascii
 from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
-from rallypoint.stores.data import read_number
+from rallypoint.stores.base import WrongKindError, decode_key, encode_key, encode_value, name_some
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2.keys import unmarked
 
@@ -19,20 +19,9 @@ LARGEST_VALUE = 4 * 1024 * 1024
 _ODD = "~"
 
 
-class WrongKindError(TypeError, ValueError):
-    """Neither text nor bytes; torch's EtcdStore raises a ValueError then."""
-
-
 def as_name(key: str | bytes) -> bytes:
-    """A key as bytes."""
-    if isinstance(key, bytes):
-        return key
-    if not isinstance(key, str):
-        raise WrongKindError(f"a key is text or bytes, not {type(key).__name__}")
-    try:
-        return key.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as exc:
-        raise ValueError(f"the key {key!r} cannot be written as UTF-8") from exc
+    """A key as bytes; torch's EtcdStore takes both kinds."""
+    return key if isinstance(key, bytes) else encode_key(key)
 
 
 def as_names(keys: Sequence[str | bytes]) -> list[bytes]:
@@ -42,14 +31,9 @@ def as_names(keys: Sequence[str | bytes]) -> list[bytes]:
     return [as_name(key) for key in keys]
 
 
-def as_text(name: bytes) -> str:
-    """A key for people."""
-    return name.decode("utf-8", "surrogateescape")
-
-
-def shown(key: str | bytes) -> str:
-    """A key for a message."""
-    return repr(key if isinstance(key, str) else as_text(as_name(key)))
+def shown(*keys: str | bytes) -> str:
+    """Keys for a message."""
+    return name_some([decode_key(as_name(key)) for key in keys])
 
 
 def as_file(name: bytes) -> str:
@@ -70,12 +54,7 @@ def of_file(file: str) -> bytes:
 
 def as_value(value: bytes | str) -> bytes:
     """A value as it is kept."""
-    if isinstance(value, str):
-        data = value.encode()
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
-    else:
-        raise WrongKindError(f"a value is bytes or text, not {type(value).__name__}")
+    data = encode_value(value)
     refuse_large(data)
     return data
 
@@ -97,16 +76,3 @@ def decoded(raw: str, path: str) -> bytes:
         raise StoreError(
             f"{path} holds {raw[:40]!r}, but should be base64: something else writes into this store's directory"
         ) from exc
-
-
-def summed(name: bytes, present: bytes | None, amount: int) -> int:
-    """What adding makes of a value; StoreError where it is no number, or too large."""
-    number = 0 if present is None else read_number(present)
-    if number is None:
-        held = present or b""
-        start = held if len(held) <= 40 else held[:40] + b"..."
-        raise StoreError(f"cannot add to {as_text(name)!r}: it holds {start!r}, which is not a number of 64 bits")
-    total = number + amount
-    if not -(2**63) <= total < 2**63:
-        raise StoreError(f"cannot add {amount} to {as_text(name)!r}: {total} does not fit into 64 bits")
-    return total

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 FORM = "application/x-www-form-urlencoded"
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """What a member said."""
 
     status: int
@@ -60,7 +60,7 @@ def request(
     return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode("latin-1") + body
 
 
-def read_response(data: bytes) -> Response | None:
+def read_response(data: bytes) -> HttpResponse | None:
     """A whole response; None while some of it is missing."""
     head, found, body = data.partition(b"\r\n\r\n")
     if not found:
@@ -72,21 +72,21 @@ def read_response(data: bytes) -> Response | None:
         status = int(status_line.split(" ")[1])
         if headers.get("Transfer-Encoding", "").lower() == "chunked":
             whole = _dechunked(body)
-            return None if whole is None else Response(status, headers, whole)
+            return None if whole is None else HttpResponse(status, headers, whole)
         size = int(headers.get("Content-Length", "0"))
     except (IndexError, ValueError):
         raise ConnectionError(f"what answers is no etcd: it says {data[:60]!r}") from None
-    return None if len(body) < size else Response(status, headers, body[:size])
+    return None if len(body) < size else HttpResponse(status, headers, body[:size])
 
 
-class Line:
+class HttpConnection:
     """A connection that is used again and again, by one thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def ask(self, sent: bytes, timeout_s: float) -> Response:
-        """Ask, and wait for the answer; after an OSError the line is of no more use."""
+    def ask(self, sent: bytes, timeout_s: float) -> HttpResponse:
+        """Ask, and wait for the answer; after an OSError the connection is of no more use."""
         self._sock.settimeout(timeout_s)
         self._sock.sendall(sent)
         data = b""

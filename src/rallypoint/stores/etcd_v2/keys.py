@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from rallypoint.stores import forks
-from rallypoint.stores.base import Term
+from rallypoint import forks
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2.http_connection import Line, Response, connect, request, tls_context
+from rallypoint.stores.etcd_v2.http_connection import HttpConnection, HttpResponse, connect, request, tls_context
+from rallypoint.waiting import Deadline
 
 NO_KEY, COMPARE_FAILED, NOT_A_FILE, NOT_A_DIRECTORY, ALREADY_THERE = 100, 101, 102, 104, 105
 FORBIDDEN, CLEARED = 110, 401
@@ -54,7 +54,7 @@ class NoApiV2Error(StoreError):
     """The cluster does not speak the API v2."""
 
 
-class Node(NamedTuple):
+class EtcdNode(NamedTuple):
     """A key and what is there; of a directory, also what it holds."""
 
     key: str
@@ -62,7 +62,7 @@ class Node(NamedTuple):
     modified: int
     created: int
     is_directory: bool
-    nodes: tuple[Node, ...]
+    nodes: tuple[EtcdNode, ...]
 
 
 class Answer(NamedTuple):
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     code: int
     cause: str
     action: str
-    node: Node | None
+    node: EtcdNode | None
     at: int
 
 
@@ -87,7 +87,7 @@ class _UnsentError(Exception):
     """The request did not leave this machine."""
 
 
-class _UnansweredError(Exception):
+class _LostAnswerError(Exception):
     """The request left, and nobody knows what became of it."""
 
 
@@ -104,25 +104,25 @@ def unmarked(text: str) -> str:
 
 
 class Keys:
-    """The keys of one cluster.  Methods may be called from any thread; each tries for as long as its term lasts."""
+    """The keys of one cluster.  Methods may be called from any thread; each tries for as long as its deadline lasts."""
 
     def __init__(self, client: Any) -> None:
         # Nothing here holds the client: it is what the table of all of them is keyed by.
         self._start, self._machines = str(client.key_endpoint), f"{client.version_prefix}/machines"
         self._tls: Mapping[str, Any] = client.http.connection_pool_kw
-        self.patience_s = float(client.read_timeout) or 60.0
+        self.request_timeout_s = float(client.read_timeout) or 60.0
         self.headers = _authorization(client.username, client.password)
         self._context: ssl.SSLContext | None = None
-        self._idle: dict[str, list[Line]] = {}
+        self._idle: dict[str, list[HttpConnection]] = {}
         weakref.finalize(self, _hang_up, self._idle)
         self._members = [str(client.base_uri)]
         self._lone = False
         self._learnt = False
         self._seen = 0
-        forks.let_go_in_children(self)
+        forks.release_in_children(self)
 
     def forked(self) -> None:
-        """In a forked child: these lines are the parent's."""
+        """In a forked child: these connections are the parent's."""
         _hang_up(self._idle)
 
     @staticmethod
@@ -146,31 +146,31 @@ class Keys:
 
     # Reading --------------------------------------------------------------------------------------------------------
 
-    def read(self, path: str, term: Term, *, recursive: bool = False) -> Answer:
+    def read(self, path: str, deadline: Deadline, *, recursive: bool = False) -> Answer:
         """What is there now, confirmed by a majority; the node is None where nothing is."""
-        self._learn(term)
+        self._learn(deadline)
         fields = {"recursive": "true"} if recursive else {}
         if not self._lone:
             fields["quorum"] = "true"
-        answer = self.ask("GET", path, fields, term)
+        answer = self.ask("GET", path, fields, deadline)
         if answer.code not in (0, NO_KEY, NOT_A_DIRECTORY):
             raise refusal("read", path, answer)
         return answer
 
     # Writing --------------------------------------------------------------------------------------------------------
 
-    def write(self, path: str, value: str, term: Term, *, ttl_s: int | None = None) -> int:
+    def write(self, path: str, value: str, deadline: Deadline, *, ttl_s: int | None = None) -> int:
         """Set a key, whatever is there; its new index."""
         since, fields = self._seen, _fields(value, ttl_s)
         while True:
             try:
-                answer = self._once("PUT", path, fields, term)
+                answer = self._once("PUT", path, fields, deadline)
             except _UnsentError as exc:
-                self._turn(term, exc, f"write {path}", unclear=False)
+                self._turn(deadline, exc, f"write {path}", unclear=False)
                 continue
-            except _UnansweredError as exc:
-                self._turn(term, exc, f"write {path}", unclear=True)
-                found = self._find(path, value, since, term)
+            except _LostAnswerError as exc:
+                self._turn(deadline, exc, f"write {path}", unclear=True)
+                found = self._find(path, value, since, deadline)
                 if found:
                     return found
                 continue
@@ -182,7 +182,7 @@ class Keys:
         self,
         path: str,
         value: str,
-        term: Term,
+        deadline: Deadline,
         *,
         before: str | None = None,
         index: int | None = None,
@@ -200,11 +200,11 @@ class Keys:
             fields["prevIndex"] = str(index)
         else:
             fields["prevExist"] = "false"
-        answer, unclear = self._until_answered("PUT", path, fields, term)
+        answer, unclear = self._until_answered("PUT", path, fields, deadline)
         if answer.code == 0 and answer.node is not None:
             return Swapped(True, answer.node.modified)
         if unclear:
-            found = self._find(path, value, since, term)
+            found = self._find(path, value, since, deadline)
             if found:
                 return Swapped(True, found)
         if answer.code in (COMPARE_FAILED, ALREADY_THERE, NO_KEY):
@@ -212,32 +212,32 @@ class Keys:
             return Swapped(False, there=there)
         raise refusal("write", path, answer)
 
-    def make_directory(self, path: str, term: Term, *, ttl_s: int | None = None) -> bool:
+    def make_directory(self, path: str, deadline: Deadline, *, ttl_s: int | None = None) -> bool:
         """Make a directory where nothing is; whether it was made now."""
         fields = {"dir": "true", "prevExist": "false"}
         if ttl_s is not None:
             fields["ttl"] = str(ttl_s)
-        answer = self.ask("PUT", path, fields, term)
+        answer = self.ask("PUT", path, fields, deadline)
         if answer.code not in (0, ALREADY_THERE, NOT_A_FILE):
             raise refusal("make the directory", path, answer)
         return answer.code == 0
 
-    def prolong(self, path: str, ttl_s: int, term: Term, *, directory: bool = False) -> bool:
+    def prolong(self, path: str, ttl_s: int, deadline: Deadline, *, directory: bool = False) -> bool:
         """Let a key live for so long from now, without a word to those who watch it; False where it is gone."""
         fields = {"ttl": str(ttl_s), "prevExist": "true", "refresh": "true"}
         if directory:
             fields["dir"] = "true"
-        answer = self.ask("PUT", path, fields, term)
+        answer = self.ask("PUT", path, fields, deadline)
         if answer.code not in (0, NO_KEY):
             raise refusal("prolong", path, answer)
         return answer.code == 0
 
-    def delete(self, path: str, term: Term, *, index: int | None = None, before: str | None = None) -> bool:
+    def delete(self, path: str, deadline: Deadline, *, index: int | None = None, before: str | None = None) -> bool:
         """Delete a key, if it has this index or this value; whether it is gone by that."""
         fields = {} if index is None else {"prevIndex": str(index)}
         if before is not None:
             fields["prevValue"] = before
-        answer, unclear = self._until_answered("DELETE", path, fields, term)
+        answer, unclear = self._until_answered("DELETE", path, fields, deadline)
         if answer.code == NO_KEY:
             return unclear
         if answer.code not in (0, COMPARE_FAILED):
@@ -246,22 +246,24 @@ class Keys:
 
     # Asking ---------------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, path: str, fields: Mapping[str, str], term: Term) -> Answer:
+    def ask(self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline) -> Answer:
         """Ask until there is an answer; only for what may be asked twice."""
-        return self._until_answered(method, path, fields, term)[0]
+        return self._until_answered(method, path, fields, deadline)[0]
 
-    def _until_answered(self, method: str, path: str, fields: Mapping[str, str], term: Term) -> tuple[Answer, bool]:
+    def _until_answered(
+        self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline
+    ) -> tuple[Answer, bool]:
         """The answer, and whether it is unclear what became of an attempt before it."""
         unclear = False
         while True:
             failure: Exception
             try:
-                return self._once(method, path, fields, term), unclear
+                return self._once(method, path, fields, deadline), unclear
             except _UnsentError as exc:
                 failure = exc
-            except _UnansweredError as exc:
+            except _LostAnswerError as exc:
                 failure, unclear = exc, method != "GET"
-            self._turn(term, failure, f"{method} {path}", unclear)
+            self._turn(deadline, failure, f"{method} {path}", unclear)
 
     def where(self, path: str) -> str:
         """A key's path in the API."""
@@ -280,15 +282,15 @@ class Keys:
         """The cluster has come to this index."""
         self._seen = max(self._seen, index)
 
-    def _learn(self, term: Term) -> None:
+    def _learn(self, deadline: Deadline) -> None:
         """Find out, once, who else is in the cluster; a cluster of one needs no majority."""
         if self._learnt:
             return
         member = self.member
         sent = request("GET", member, self._machines, {}, self.headers)
         try:
-            response = self._exchange(member, sent, min(term.left_s() + 0.01, _ONE_ATTEMPT_S))
-        except (_UnsentError, _UnansweredError):
+            response = self._exchange(member, sent, min(deadline.left_s() + 0.01, _ONE_ATTEMPT_S))
+        except (_UnsentError, _LostAnswerError):
             return
         if response.status == 200:
             others = [uri.strip() for uri in response.body.decode(errors="replace").split(",") if uri.strip()]
@@ -297,63 +299,63 @@ class Keys:
             self._members = [*known, *(uri for uri in others if uri not in known)] if len(others) > 1 else known
         self._learnt = response.status < 500
 
-    def _once(self, method: str, path: str, fields: Mapping[str, str], term: Term) -> Answer:
+    def _once(self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline) -> Answer:
         member = self.member
-        attempt_s = min(max(term.left_s(), 0.01), _ONE_ATTEMPT_S if len(self._members) > 1 else _LONE_ATTEMPT_S)
+        attempt_s = min(max(deadline.left_s(), 0.01), _ONE_ATTEMPT_S if len(self._members) > 1 else _LONE_ATTEMPT_S)
         try:
             response = self._exchange(
                 member, request(method, member, self.where(path), fields, self.headers), attempt_s
             )
             answer = read_answer(response.status, response.headers, response.body, member)
             if answer is None:
-                raise _UnansweredError(f"{member} answered {response.status}: {response.body[:200]!r}")
-        except (_UnsentError, _UnansweredError):
+                raise _LostAnswerError(f"{member} answered {response.status}: {response.body[:200]!r}")
+        except (_UnsentError, _LostAnswerError):
             self.turn_away(member)
             raise
         self.noted(answer.at)
         return answer
 
-    def _exchange(self, member: str, sent: bytes, timeout_s: float) -> Response:
-        """Send a request over a line that is free, and hear the answer."""
+    def _exchange(self, member: str, sent: bytes, timeout_s: float) -> HttpResponse:
+        """Send a request over a connection that is free, and hear the answer."""
         idle = self._idle.setdefault(member, [])
         try:
-            line = idle.pop() if idle else Line(self.connect(member, min(timeout_s, _CONNECT_S)))
+            connection = idle.pop() if idle else HttpConnection(self.connect(member, min(timeout_s, _CONNECT_S)))
         except IndexError:
-            line = Line(self.connect(member, min(timeout_s, _CONNECT_S)))  # another thread was faster
+            connection = HttpConnection(self.connect(member, min(timeout_s, _CONNECT_S)))  # another thread was faster
         except ssl.SSLError as exc:
             raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
         except OSError as exc:
             raise _UnsentError(_words(exc, member)) from exc
         try:
-            response = line.ask(sent, timeout_s)
+            response = connection.ask(sent, timeout_s)
         except BaseException as exc:
-            for spoiled in [line, *idle]:
+            for spoiled in [connection, *idle]:
                 spoiled.close()
             idle.clear()
             if isinstance(exc, ssl.SSLError):
                 raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
             if isinstance(exc, OSError):
-                raise _UnansweredError(_words(exc, member)) from exc
+                raise _LostAnswerError(_words(exc, member)) from exc
             raise
         if response.headers.get("Connection", "").lower() == "close" or len(idle) >= _MOST_IDLE:
-            line.close()
+            connection.close()
         else:
-            idle.append(line)
+            idle.append(connection)
         return response
 
-    def _turn(self, term: Term, exc: Exception, asked: str, unclear: bool) -> None:
+    def _turn(self, deadline: Deadline, exc: Exception, asked: str, unclear: bool) -> None:
         """After a failure: wait a little, or give up."""
-        left_s = term.left_s()
+        left_s = deadline.left_s()
         if left_s <= 0:
             raise EtcdAwayError(
-                f"etcd did not answer within {term.timeout_s:g} s ({asked}): {exc}", unclear=unclear
+                f"etcd did not answer within {deadline.timeout_s:g} s ({asked}): {exc}", unclear=unclear
             ) from exc
-        spent = max(term.timeout_s - left_s, _FIRST_PAUSE_S)
+        spent = max(deadline.timeout_s - left_s, _FIRST_PAUSE_S)
         time.sleep(min(left_s, random.uniform(0.5, 1.0) * min(spent, _LONGEST_PAUSE_S)))
 
-    def _find(self, path: str, value: str, since: int, term: Term) -> int:
+    def _find(self, path: str, value: str, since: int, deadline: Deadline) -> int:
         """Whether a value was written after an index, though it may be gone again: the index of that write, or 0."""
-        answer = self.read(path, term)
+        answer = self.read(path, deadline)
         if answer.node is not None and answer.node.value == value:
             return answer.node.modified
         last = answer.node.modified if answer.node is not None else answer.at
@@ -361,12 +363,12 @@ class Keys:
         while index <= last:
             try:
                 event = self._once(
-                    "GET", path, {"wait": "true", "waitIndex": str(index)}, Term.of(_at_most(term, _HISTORY_S))
+                    "GET", path, {"wait": "true", "waitIndex": str(index)}, Deadline.of(_at_most(deadline, _HISTORY_S))
                 )
             except _UnsentError as exc:
-                self._turn(term, exc, f"the history of {path}", unclear=True)
+                self._turn(deadline, exc, f"the history of {path}", unclear=True)
                 continue
-            except _UnansweredError:
+            except _LostAnswerError:
                 return 0  # nothing more has happened to it
             if event.code == CLEARED:
                 raise EtcdAwayError(
@@ -423,12 +425,12 @@ def refusal(asked: str, path: str, answer: Answer) -> StoreError:
     return StoreError(f"etcd refused to {asked} {path}: {answer.cause or 'no reason given'} (error {answer.code})")
 
 
-def step_back(conflicts: int, write_s: float, term: Term) -> None:
+def step_back(conflicts: int, write_s: float, deadline: Deadline) -> None:
     """Wait after so many conflicts in a row, where a write takes `write_s`: others are at it as well.
 
     With each conflict the guess of how many they are doubles; they share the time of as many writes.
     """
-    pause_s = min(2.0 ** min(conflicts, 5) * max(write_s, _QUICK_WRITE_S), _LONGEST_STEP_BACK_S, term.left_s())
+    pause_s = min(2.0 ** min(conflicts, 5) * max(write_s, _QUICK_WRITE_S), _LONGEST_STEP_BACK_S, deadline.left_s())
     time.sleep(random.uniform(0.0, pause_s))
 
 
@@ -437,7 +439,7 @@ def token() -> str:
     return secrets.token_hex(12)
 
 
-def _hang_up(lines: dict[str, list[Line]]) -> None:
+def _hang_up(lines: dict[str, list[HttpConnection]]) -> None:
     for idle in lines.values():
         while idle:
             idle.pop().close()
@@ -449,8 +451,8 @@ def _authorization(name: str | None, password: str | None) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
 
 
-def _node(said: Mapping[str, Any]) -> Node:
-    return Node(
+def _node(said: Mapping[str, Any]) -> EtcdNode:
+    return EtcdNode(
         str(said.get("key", "")),
         str(said.get("value", "")),
         int(said.get("modifiedIndex", 0)),
@@ -472,8 +474,8 @@ def _in_the_way(cause: str, before: str | None) -> str | None:
     return cause[len(start) : -1]
 
 
-def _at_most(term: Term, limit_s: float) -> timedelta:
-    return timedelta(seconds=min(term.left_s(), limit_s))
+def _at_most(deadline: Deadline, limit_s: float) -> timedelta:
+    return timedelta(seconds=min(deadline.left_s(), limit_s))
 
 
 def _words(exc: Exception, member: str) -> str:

@@ -15,30 +15,28 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from rallypoint.stores import forks
-from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, Term, in_64_bits, in_seconds, name_some
-from rallypoint.stores.data import read_number
+from rallypoint import forks
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, decode_key, in_64_bits
+from rallypoint.stores.data import read_number, sum_of
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
-from rallypoint.stores.etcd_v2.append_log import EtcdRoll
 from rallypoint.stores.etcd_v2.encoding import (
     as_file,
     as_name,
     as_names,
-    as_text,
     as_value,
     decoded,
     of_file,
     refuse_large,
     shown,
-    summed,
 )
-from rallypoint.stores.etcd_v2.keys import PAST, Answer, EtcdAwayError, Keys, Node, mark, step_back, token, unmarked
-from rallypoint.stores.etcd_v2.watch import EtcdBell, wait_for_event
+from rallypoint.stores.etcd_v2.keys import PAST, Answer, EtcdAwayError, EtcdNode, Keys, mark, step_back, token, unmarked
+from rallypoint.stores.etcd_v2.watch import wait_for_event
+from rallypoint.waiting import Deadline
 
 _LONGEST_PATH = 3500
 """etcd hangs up on a request whose first 4,096 bytes do not hold all of its address."""
 
-_QUEUES, _ROLLS = "_queues", "_rolls"
+_QUEUES = "_queues"
 _CLAIM_TTL_S = 60
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 64, 1024
 _HISTORY = 900
@@ -70,14 +68,14 @@ class EtcdV2Store(Store):
         self._used = _Used(self._keys, ttl_s) if ttl_s is not None else None
         self._written: dict[str, str] = {}
         self._lock = threading.Lock()
-        forks.let_go_in_children(self)
+        forks.release_in_children(self)
         self.set_timeout(DEFAULT_TIMEOUT if timeout is None else timeout)
 
     # Values -----------------------------------------------------------------------------------------------------------
 
     def set(self, key: str | bytes, value: bytes | str) -> None:
         path = self._path(key)
-        self._keys.write(path, b64encode(as_value(value)).decode(), self._patience(), ttl_s=self._ttl_s)
+        self._keys.write(path, b64encode(as_value(value)).decode(), self._request_deadline(), ttl_s=self._ttl_s)
         self._use(path)
 
     def get(self, key: str | bytes) -> bytes:
@@ -85,7 +83,7 @@ class EtcdV2Store(Store):
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         names = as_names(keys)
-        return self._await_values(names, f"get {name_some([as_text(name) for name in names])}")
+        return self._await_values(names, f"get {shown(*names)}")
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[bytes | str]) -> None:
         names = as_names(keys)
@@ -112,7 +110,7 @@ class EtcdV2Store(Store):
         def plus(present: bytes | None) -> bytes | None:
             nonlocal total
             try:
-                total = summed(name, present, num)
+                total = sum_of(name, present, num)
             except StoreError as exc:
                 raise EtcdStoreValueError(str(exc)) from None
             text = b"%d" % total
@@ -138,22 +136,22 @@ class EtcdV2Store(Store):
         return there[0] if written is None else written
 
     def delete_key(self, key: str | bytes) -> bool:
-        path, term = self._path(key), self._patience()
+        path, deadline = self._path(key), self._request_deadline()
         while True:
-            node = self._keys.read(path, term).node
+            node = self._keys.read(path, deadline).node
             if node is None or node.is_directory:
                 return False
-            if self._keys.delete(path, term, index=node.modified):
+            if self._keys.delete(path, deadline, index=node.modified):
                 return True
 
     def num_keys(self) -> int:
-        return len(self._listing(self._patience()))
+        return len(self._listing(self._request_deadline()))
 
     def list_keys(self) -> list[str]:
-        return [as_text(name) for name in self._listing(self._patience())]
+        return [decode_key(name) for name in self._listing(self._request_deadline())]
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        return not self._missing(as_names(keys), self._patience())[0]
+        return not self._missing(as_names(keys), self._request_deadline())[0]
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -165,15 +163,15 @@ class EtcdV2Store(Store):
         override_timeout: timedelta | None = None,
     ) -> None:
         names = as_names(keys)
-        asked = f"wait for {name_some([as_text(name) for name in names])}"
-        term = self._term(override_timeout if timeout is None else timeout)
-        missing, index = self._missing(names, self._look(term))
+        asked = f"wait for {shown(*names)}"
+        deadline = self._deadline(override_timeout if timeout is None else timeout)
+        missing, index = self._missing(names, self._look(deadline))
         since = dict.fromkeys(missing, index)
         while missing:
             name = missing[0]
-            event = self._next(self._places(name), since[name], term, asked, missing)
+            event = self._next(self._places(name), since[name], deadline, asked, missing)
             if event is None or event.node is None:
-                missing, now = self._missing(missing, self._look(term))
+                missing, now = self._missing(missing, self._look(deadline))
                 # What came and went meanwhile is in etcd's history, as far as that reaches back.
                 since = {name: now if now - since[name] > _HISTORY else since[name] for name in missing}
             elif event.action in PAST:
@@ -183,15 +181,15 @@ class EtcdV2Store(Store):
 
     def queue_push(self, key: str | bytes, value: bytes | str) -> None:
         path = f"{self._queue(as_name(key))}/{token()}"
-        self._keys.swap(path, b64encode(as_value(value)).decode(), self._patience(), ttl_s=self._ttl_s)
+        self._keys.swap(path, b64encode(as_value(value)).decode(), self._request_deadline(), ttl_s=self._ttl_s)
         self._use(path)
 
     def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
         name = as_name(key)
-        queue, term = self._queue(name), self._term(None)
+        queue, deadline = self._queue(name), self._deadline()
         asked = f"pop from the queue {shown(key)}"
         while True:
-            entries, since = self._entries(queue, self._look(term))
+            entries, since = self._entries(queue, self._look(deadline))
             for entry in entries:
                 value = self._claim(entry)
                 if value is not None:
@@ -200,29 +198,21 @@ class EtcdV2Store(Store):
                 continue
             if not block:
                 raise QueueEmptyError(f"the queue {shown(key)} is empty")
-            self._next([(queue, True)], since, term, asked, [])
+            self._next([(queue, True)], since, deadline, asked, [])
 
     def queue_len(self, key: str | bytes) -> int:
-        return len(self._entries(self._queue(as_name(key)), self._patience())[0])
+        return len(self._entries(self._queue(as_name(key)), self._request_deadline())[0])
 
     def barrier(self, key: str | bytes, world_size: int, timeout: timedelta | None = None) -> None:
         in_64_bits(world_size)
-        name, term = as_name(key), self._term(timeout)
+        name, deadline = as_name(key), self._deadline(timeout)
         path, asked = self._path(name), f"barrier {shown(key)} of {world_size}"
         count = self.add(name, 1)
         while count < world_size:
-            answer = self._keys.read(path, self._look(term))
+            answer = self._keys.read(path, self._look(deadline))
             count = read_number(decoded(answer.node.value, path)) or 0 if answer.node is not None else 0
             if count < world_size:
-                self._next([(path, False)], answer.at, term, asked, [])
-
-    def bell(self) -> EtcdBell:
-        """Something to wait on for a key, beside something else."""
-        return EtcdBell(self._keys, self._path)
-
-    def roll(self, key: str | bytes) -> EtcdRoll:
-        """A roll that many sign at once; it lies beside the values, and is no key."""
-        return EtcdRoll(self._keys, f"{self._prefix}/{_ROLLS}", as_name(key))
+                self._next([(path, False)], answer.at, deadline, asked, [])
 
     # The rest ---------------------------------------------------------------------------------------------------------
 
@@ -235,14 +225,6 @@ class EtcdV2Store(Store):
     def port(self) -> int:
         """The port of that member."""
         return urlsplit(self._keys.member).port or 2379
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        in_seconds(timeout)
-        self._timeout = timeout
 
     def clone(self) -> EtcdV2Store:
         other = EtcdV2Store(self._client, self._prefix, self._timeout)
@@ -270,15 +252,12 @@ class EtcdV2Store(Store):
     def _places(self, name: bytes) -> list[tuple[str, bool]]:
         return [(self._path(name), False), (self._queue(name), True)]
 
-    def _term(self, timeout: timedelta | None) -> Term:
-        return Term.of(self._timeout if timeout is None else timeout)
+    def _request_deadline(self) -> Deadline:
+        return Deadline.after(self._keys.request_timeout_s)
 
-    def _patience(self) -> Term:
-        return Term.of(timedelta(seconds=self._keys.patience_s))
-
-    def _look(self, term: Term) -> Term:
+    def _look(self, deadline: Deadline) -> Deadline:
         """For a look in the course of a wait: it is made even when the time is over, and then waits for nobody."""
-        return Term.of(timedelta(seconds=max(term.left_s(), min(self._keys.patience_s, 1.0))))
+        return Deadline.after(max(deadline.left_s(), min(self._keys.request_timeout_s, 1.0)))
 
     def _use(self, *paths: str) -> None:
         if self._used is not None:
@@ -292,8 +271,8 @@ class EtcdV2Store(Store):
         Where `first` is the only value that would be changed, it is not read if it is nothing, or what this store wrote
         last: then the write alone tells whether it is so.
         """
-        path, term = self._path(name), self._patience()
-        raw, index = self._supposed(path, first) or self._raw(path, term)
+        path, deadline = self._path(name), self._request_deadline()
+        raw, index = self._supposed(path, first) or self._raw(path, deadline)
         conflicts = 0
         while True:
             new = edit(None if raw is None else decoded(raw, path))
@@ -303,17 +282,17 @@ class EtcdV2Store(Store):
             text = b64encode(new).decode() + mark()
             started = time.monotonic()
             if raw:
-                swapped = self._keys.swap(path, text, term, before=raw, ttl_s=self._ttl_s)
+                swapped = self._keys.swap(path, text, deadline, before=raw, ttl_s=self._ttl_s)
             else:  # nothing, or an empty value, which etcd cannot compare with
-                swapped = self._keys.swap(path, text, term, index=index, ttl_s=self._ttl_s)
+                swapped = self._keys.swap(path, text, deadline, index=index, ttl_s=self._ttl_s)
             if swapped.done:
                 self._use(path)
                 if first is not None:
                     self._remember(path, text)
                 return new
             conflicts += 1
-            step_back(conflicts, time.monotonic() - started, term)
-            raw, index = self._raw(path, term)  # what stood in the way may be old by now
+            step_back(conflicts, time.monotonic() - started, deadline)
+            raw, index = self._raw(path, deadline)  # what stood in the way may be old by now
 
     def _supposed(self, path: str, value: bytes | None) -> tuple[str | None, int | None] | None:
         """How etcd would hold this value of a key, where that is known without asking."""
@@ -333,26 +312,26 @@ class EtcdV2Store(Store):
             if len(self._written) > _MOST_REMEMBERED:
                 del self._written[next(iter(self._written))]
 
-    def _raw(self, path: str, term: Term) -> tuple[str | None, int | None]:
-        node = self._keys.read(path, term).node
+    def _raw(self, path: str, deadline: Deadline) -> tuple[str | None, int | None]:
+        node = self._keys.read(path, deadline).node
         return (None, None) if node is None or node.is_directory else (node.value, node.modified)
 
     def _await_values(self, names: list[bytes], asked: str) -> list[bytes]:
-        term = self._term(None)
+        deadline = self._deadline()
         while True:
-            values, since = self._values(names, self._look(term))
+            values, since = self._values(names, self._look(deadline))
             missing = [name for name in names if name not in values]
             if not missing:
                 return [values[name] for name in names]
-            self._next(self._places(missing[0]), since, term, asked, missing)
+            self._next(self._places(missing[0]), since, deadline, asked, missing)
 
-    def _values(self, names: Iterable[bytes], term: Term) -> tuple[dict[bytes, bytes], int]:
+    def _values(self, names: Iterable[bytes], deadline: Deadline) -> tuple[dict[bytes, bytes], int]:
         """The values that are there, those of queues empty, and an index before which nothing was overlooked."""
         wanted = list(dict.fromkeys(names))
         found: dict[bytes, bytes] = {}
         since = -1
         if len(wanted) > _MANY:
-            answer = self._keys.read(self._prefix, term)
+            answer = self._keys.read(self._prefix, deadline)
             since = answer.at
             nodes = {node.key.rpartition("/")[2]: node for node in (answer.node.nodes if answer.node else ())}
             for name in wanted:
@@ -361,47 +340,49 @@ class EtcdV2Store(Store):
                     found[name] = decoded(node.value, node.key)
         else:
             for name in wanted:
-                answer = self._keys.read(self._path(name), term)
+                answer = self._keys.read(self._path(name), deadline)
                 since = answer.at if since < 0 else min(since, answer.at)
                 if answer.node is not None and not answer.node.is_directory:
                     found[name] = decoded(answer.node.value, answer.node.key)
         self._use(*(self._path(name) for name in found))
         for name in wanted:
-            if name not in found and self._entries(self._queue(name), term)[0]:
+            if name not in found and self._entries(self._queue(name), deadline)[0]:
                 found[name] = b""
         return found, max(since, 0)
 
-    def _missing(self, names: list[bytes], term: Term) -> tuple[list[bytes], int]:
-        values, since = self._values(names, term)
+    def _missing(self, names: list[bytes], deadline: Deadline) -> tuple[list[bytes], int]:
+        values, since = self._values(names, deadline)
         return [name for name in dict.fromkeys(names) if name not in values], since
 
-    def _listing(self, term: Term) -> list[bytes]:
-        answer = self._keys.read(self._prefix, term)
+    def _listing(self, deadline: Deadline) -> list[bytes]:
+        answer = self._keys.read(self._prefix, deadline)
         nodes = answer.node.nodes if answer.node is not None else ()
         return [of_file(node.key.rpartition("/")[2]) for node in nodes if not node.is_directory]
 
-    def _entries(self, queue: str, term: Term) -> tuple[list[Node], int]:
+    def _entries(self, queue: str, deadline: Deadline) -> tuple[list[EtcdNode], int]:
         """What stands in a queue, the oldest first; what somebody has taken already is passed over."""
-        answer = self._keys.read(queue, term)
+        answer = self._keys.read(queue, deadline)
         nodes = answer.node.nodes if answer.node is not None else ()
         free = [node for node in nodes if unmarked(node.value) == node.value]
         return sorted(free, key=lambda node: node.created), answer.at
 
-    def _claim(self, entry: Node) -> bytes | None:
+    def _claim(self, entry: EtcdNode) -> bytes | None:
         """Take an entry: by a mark first, which tells after a lost answer who has it."""
-        term = self._patience()
-        if not self._keys.swap(entry.key, entry.value + mark(), term, index=entry.modified, ttl_s=_CLAIM_TTL_S).done:
+        deadline = self._request_deadline()
+        if not self._keys.swap(
+            entry.key, entry.value + mark(), deadline, index=entry.modified, ttl_s=_CLAIM_TTL_S
+        ).done:
             return None
-        self._keys.delete(entry.key, term)
+        self._keys.delete(entry.key, deadline)
         return decoded(entry.value, entry.key)
 
     def _next(
-        self, places: list[tuple[str, bool]], since: int, term: Term, asked: str, missing: list[bytes]
+        self, places: list[tuple[str, bool]], since: int, deadline: Deadline, asked: str, missing: list[bytes]
     ) -> Answer | None:
-        left_s = term.left_s()
+        left_s = deadline.left_s()
         if left_s <= 0:
-            left = f"; still missing: {name_some([as_text(name) for name in missing])}" if missing else ""
-            raise EtcdStoreTimeoutError(f"{asked}: not within {term.timeout_s:g} s{left}")
+            left = f"; still missing: {shown(*missing)}" if missing else ""
+            raise EtcdStoreTimeoutError(f"{asked}: not within {deadline.timeout_s:g} s{left}")
         return wait_for_event(self._keys, places, since, left_s)
 
 
@@ -411,7 +392,7 @@ class _Used:
     def __init__(self, keys: Keys, ttl_s: int) -> None:
         self._keys, self._ttl_s = keys, ttl_s
         self._start()
-        forks.let_go_in_children(self)
+        forks.release_in_children(self)
 
     def add(self, paths: Iterable[str]) -> None:
         """These are in use."""
@@ -445,7 +426,7 @@ def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ende
             present = list(paths)
         for path in present:
             try:
-                alive = keys.prolong(path, ttl_s, Term.of(timedelta(seconds=keys.patience_s)))
+                alive = keys.prolong(path, ttl_s, Deadline.after(keys.request_timeout_s))
             except EtcdAwayError:
                 break  # the next time
             except StoreError:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import select
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
-from rallypoint.stores.base import Term
-from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2.http_connection import read_response, request
 from rallypoint.stores.etcd_v2.keys import CLEARED, Answer, Keys, read_answer
 
@@ -26,7 +23,7 @@ class Wakeable(Protocol):
     def fileno(self) -> int: ...
 
 
-class Watch:
+class EtcdV2Watch:
     """One request for the next event at a path from an index on.  Raises OSError where the member does not answer."""
 
     def __init__(self, keys: Keys, path: str, index: int, *, recursive: bool = False) -> None:
@@ -88,10 +85,10 @@ def wait_for_event(
     deadline = time.monotonic() + min(limit_s, _SLICE_S)
     with ExitStack() as stack:
         poll = select.poll()
-        watches: dict[int, Watch] = {}
+        watches: dict[int, EtcdV2Watch] = {}
         try:
             for path, recursive in paths:
-                watch = Watch(keys, path, since + 1, recursive=recursive)
+                watch = EtcdV2Watch(keys, path, since + 1, recursive=recursive)
                 stack.callback(watch.close)
                 watches[watch.fileno()] = watch
                 poll.register(watch, select.POLLIN)
@@ -112,46 +109,3 @@ def wait_for_event(
             # Nobody hurries: where etcd is away, the next look is the one that waits for it.
             select.select([] if waker is None else [waker], [], [], min(max(deadline - time.monotonic(), 0.0), 0.02))
             return None
-
-
-class EtcdBell:
-    """Waits for a key beside something else, which is readable then.  Raises OSError where etcd does not answer."""
-
-    def __init__(self, keys: Keys, path: Callable[[str], str]) -> None:
-        self._keys = keys
-        self._path = path
-        self._key = ""
-        self._watch: Watch | None = None
-
-    def wait(self, key: str, timeout_s: float, waker: Any) -> bool:
-        """Wait until the key is there, the time is over or somebody wakes us; whether the key is there."""
-        try:
-            if self._watch is None or key != self._key:
-                self.close()
-                answer = self._keys.read(self._path(key), Term.of(timedelta(seconds=self._keys.patience_s)))
-                if answer.node is not None:
-                    return True
-                self._watch = Watch(self._keys, self._path(key), answer.at + 1)
-                self._key = key
-            # A member that has come to a halt says nothing: it is asked again after a while.
-            if not waker.wait(min(timeout_s, _SLICE_S), self._watch):
-                if timeout_s > _SLICE_S:
-                    self.close()
-                return False
-            answer_or_none = self._watch.take()
-            if answer_or_none is None:
-                return False
-            self.close()
-            return answer_or_none.code == 0
-        except StoreError as exc:
-            self.close()
-            raise ConnectionError(str(exc)) from exc
-        except OSError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the watch."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None

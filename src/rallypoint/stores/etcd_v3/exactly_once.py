@@ -17,10 +17,10 @@ from typing import Generic, TypeVar
 
 from rallypoint.etcd_client import EtcdClient, Lease
 from rallypoint.etcd_client.messages import Compare, RequestOp
-from rallypoint.stores.base import Term
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2.keys import step_back
-from rallypoint.stores.etcd_v3.key_layout import Names
+from rallypoint.stores.etcd_v3.key_layout import KeyLayout
+from rallypoint.waiting import Deadline
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class StoreOverError(StoreError):
     """The keys of a store are gone, with its lease or by somebody's hand."""
 
 
-class Tenure:
+class StoreLease:
     """How long a store lasts: as long as the lease on which its keys hang."""
 
     def __init__(self, lease: Lease | int | None, prefix: str) -> None:
@@ -66,7 +66,7 @@ class Tenure:
 
 
 @dataclass(frozen=True)
-class Write(Generic[T]):
+class GuardedWrite(Generic[T]):
     """What is to be written if some conditions hold, and what the change comes to then.
 
     `can_return`: one of the conditions may hold again after it did not, as the absence of a key.
@@ -79,7 +79,7 @@ class Write(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Settled(Generic[T]):
+class NoWrite(Generic[T]):
     """There is nothing to be written."""
 
     result: T
@@ -93,16 +93,16 @@ class _Receipt:
     revision: int = 0
 
 
-class Changes:
+class ExactlyOnce:
     """Makes changes.  Each thread has a receipt to itself while it makes one; they are used again afterwards."""
 
-    def __init__(self, client: EtcdClient, names: Names, tenure: Tenure) -> None:
+    def __init__(self, client: EtcdClient, names: KeyLayout, store_lease: StoreLease) -> None:
         self._client = client
         self._names = names
-        self._tenure = tenure
+        self._store_lease = store_lease
         self._free: deque[_Receipt] = deque()
 
-    def make(self, plan: Callable[[], Write[T] | Settled[T]]) -> tuple[T, int]:
+    def make(self, plan: Callable[[], GuardedWrite[T] | NoWrite[T]]) -> tuple[T, int]:
         """Plan and write until nobody else has written in between.  What it came to, and at which revision.
 
         Whoever loses does so to somebody who has won: there is no end to this but success.
@@ -120,11 +120,13 @@ class Changes:
                 if not tried:
                     self._free.append(receipt)
                 raise
-            if isinstance(step, Settled):
+            if isinstance(step, NoWrite):
                 if not is_open:
                     self._free.append(receipt)
                     return step.result, 0
-                step = Write(step.result, (), ())  # the receipt alone, so that no earlier attempt can happen after this
+                step = GuardedWrite(
+                    step.result, (), ()
+                )  # the receipt alone, so that no earlier attempt can happen after this
             token = secrets.token_hex(12).encode()
             tried[token] = step.result
             started = time.monotonic()
@@ -135,7 +137,7 @@ class Changes:
                 mod_revision=receipt.revision,
                 when=step.when,
                 then=step.then,
-                lease=self._tenure.lease_id,
+                lease=self._store_lease.lease_id,
             )
             if outcome.succeeded:
                 receipt.revision = outcome.revision
@@ -143,10 +145,10 @@ class Changes:
                 return step.result, outcome.revision
             if outcome.revision != receipt.revision:
                 if outcome.current is None or outcome.current.value not in tried:
-                    raise self._tenure.keys_are_gone()
+                    raise self._store_lease.keys_are_gone()
                 # An earlier attempt, which was refused at one member, has happened at another.
                 receipt.revision = outcome.revision
                 self._free.append(receipt)
                 return tried[outcome.current.value], outcome.revision
             is_open = is_open or step.can_return
-            step_back(len(tried), time.monotonic() - started, Term.of(_LONGEST_PAUSE))
+            step_back(len(tried), time.monotonic() - started, Deadline.of(_LONGEST_PAUSE))

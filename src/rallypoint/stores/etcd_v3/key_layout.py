@@ -15,7 +15,7 @@ _VALUE, _QUEUE, _BEHIND = b"=", b">", b"?"  # neighbours in this order
 _PLAIN, _SPLIT = b"=", b"+"
 
 
-class Split(NamedTuple):
+class SplitValue(NamedTuple):
     """A value that is too large for one key: where its parts lie, how many they are, and how long it is."""
 
     folder: bytes
@@ -30,7 +30,7 @@ class Queue(NamedTuple):
     after: int
 
 
-class Names:
+class KeyLayout:
     """The keys of one store."""
 
     def __init__(self, prefix: str) -> None:
@@ -82,14 +82,14 @@ def part(folder: bytes, number: int) -> bytes:
     return folder + b"%08x" % number
 
 
-def written(value: bytes | Split) -> bytes:
+def written(value: bytes | SplitValue) -> bytes:
     """What etcd holds for a value."""
-    if isinstance(value, Split):
+    if isinstance(value, SplitValue):
         return _SPLIT + b"%d %d " % (value.parts, value.size) + value.folder
     return _PLAIN + value
 
 
-def read_value(raw: bytes, key: bytes) -> bytes | Split:
+def read_value(raw: bytes, key: bytes) -> bytes | SplitValue:
     """The value in what etcd holds; StoreError where that is none of ours."""
     if raw.startswith(_PLAIN):
         return raw[1:]
@@ -97,7 +97,7 @@ def read_value(raw: bytes, key: bytes) -> bytes | Split:
         count, _, rest = raw[1:].partition(b" ")
         size, _, folder = rest.partition(b" ")
         if count.isdigit() and size.isdigit() and folder:
-            return Split(folder, int(count), int(size))
+            return SplitValue(folder, int(count), int(size))
     raise _strange(raw, key)
 
 

@@ -13,13 +13,13 @@ from rallypoint.etcd_client import EtcdClient, KeyValue, compare, delete_op, put
 from rallypoint.etcd_client.messages import Compare, RequestOp
 from rallypoint.etcd_client.transactions import prefix_end
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v3.key_layout import Names, Split, part, read_value, written
+from rallypoint.stores.etcd_v3.key_layout import KeyLayout, SplitValue, part, read_value, written
 
 PART_BYTES = 1024 * 1024
 """etcd takes 1.5 MiB in a request; a key and a value of an addition go along with a part."""
 
 
-class Laid(NamedTuple):
+class PreparedValue(NamedTuple):
     """A value that is ready to be written: what its key will hold, on which condition, and what is removed with that."""
 
     raw: bytes
@@ -27,19 +27,19 @@ class Laid(NamedTuple):
     then: tuple[RequestOp, ...]
 
 
-class Values:
+class LargeValues:
     """Writes and reads values, in one piece or in parts."""
 
-    def __init__(self, client: EtcdClient, names: Names, lease_id: int) -> None:
+    def __init__(self, client: EtcdClient, names: KeyLayout, lease_id: int) -> None:
         self._client = client
         self._names = names
         self._lease_id = lease_id
 
-    def lay(self, key: bytes, value: bytes) -> Laid:
+    def lay(self, key: bytes, value: bytes) -> PreparedValue:
         """Get a value ready for a key.  What of it is never switched over to is removed by the key's next write."""
         home = self._names.parts(key)
         if len(value) <= PART_BYTES:
-            return Laid(written(value), (), (delete_op(home, prefix=True),))
+            return PreparedValue(written(value), (), (delete_op(home, prefix=True),))
         folder = home + secrets.token_hex(12).encode() + b"/"
         starts = range(0, len(value), PART_BYTES)
         revisions = [
@@ -51,9 +51,9 @@ class Values:
         # Another writer's switch removes all of ours; that the first one is still there says that none came between.
         intact = compare(part(folder, 0), mod_revision=revisions[0])
         others = (delete_op(home, end=folder), delete_op(prefix_end(folder), end=prefix_end(home)))
-        return Laid(written(Split(folder, len(starts), len(value))), (intact,), others)
+        return PreparedValue(written(SplitValue(folder, len(starts), len(value))), (intact,), others)
 
-    def extend(self, key: bytes, split: Split, more: bytes) -> tuple[RequestOp, ...]:
+    def extend(self, key: bytes, split: SplitValue, more: bytes) -> tuple[RequestOp, ...]:
         """Add a part to a large value."""
         longer = split._replace(parts=split.parts + 1, size=split.size + len(more))
         return (
@@ -64,7 +64,7 @@ class Values:
     def read(self, kv: KeyValue, revision: int, timeout_s: float | None) -> bytes:
         """The whole value.  `EtcdCompactedError`: that revision is history by now; read the key again."""
         found = read_value(kv.value, kv.key)
-        if not isinstance(found, Split):
+        if not isinstance(found, SplitValue):
             return found
         parts = self._client.range(found.folder, prefix=True, revision=revision, timeout_s=timeout_s).kvs
         value = b"".join(piece.value for piece in parts)

@@ -32,24 +32,21 @@ from rallypoint.etcd_client.messages import RangeResponse, RequestOp
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
-    Term,
     decode_key,
     encode_key,
     encode_keys,
     encode_pairs,
     encode_value,
     in_64_bits,
-    in_seconds,
     name_some,
 )
-from rallypoint.stores.data import read_number
+from rallypoint.stores.data import read_number, sum_of
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreForkError
-from rallypoint.stores.etcd_v2.encoding import summed
-from rallypoint.stores.etcd_v3.exactly_once import Changes, Settled, Tenure, Write
-from rallypoint.stores.etcd_v3.key_layout import Names, Queue, Split, read_queue, read_value, written_queue
-from rallypoint.stores.etcd_v3.large_values import PART_BYTES, Values
-from rallypoint.stores.etcd_v3.watcher import NAMES_AT_ONCE, Lookout, look_s
-from rallypoint.stores.tcp.wire import Limits, Query, why_too_large
+from rallypoint.stores.etcd_v3.exactly_once import ExactlyOnce, GuardedWrite, NoWrite, StoreLease
+from rallypoint.stores.etcd_v3.key_layout import KeyLayout, Queue, SplitValue, read_queue, read_value, written_queue
+from rallypoint.stores.etcd_v3.large_values import PART_BYTES, LargeValues
+from rallypoint.stores.etcd_v3.watcher import NAMES_AT_ONCE, KeyWatcher, look_s
+from rallypoint.stores.tcp.wire import Query, StoreLimits, why_too_large
 
 T = TypeVar("T")
 
@@ -69,15 +66,15 @@ class EtcdV3Store(Store):
         *,
         lease: Lease | int | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
-        limits: Limits | None = None,
+        limits: StoreLimits | None = None,
     ) -> None:
         self._client = client
-        self._names = Names(prefix)
-        self._tenure = Tenure(lease, self._names.prefix)
-        self._changes = Changes(client, self._names, self._tenure)
-        self._values = Values(client, self._names, self._tenure.lease_id)
-        self._lookout = Lookout(client, self._names, self._tenure, self._values)
-        limits = limits or Limits()
+        self._names = KeyLayout(prefix)
+        self._store_lease = StoreLease(lease, self._names.prefix)
+        self._changes = ExactlyOnce(client, self._names, self._store_lease)
+        self._values = LargeValues(client, self._names, self._store_lease.lease_id)
+        self._watcher = KeyWatcher(client, self._names, self._store_lease, self._values)
+        limits = limits or StoreLimits()
         # On the wire of a TCP store a key has a slash in front.
         self._limits = replace(limits, key_bytes=limits.key_bytes - 1)
         self.set_timeout(timeout)
@@ -128,12 +125,12 @@ class EtcdV3Store(Store):
         name = encode_key(key)
         place = self._names.value(name)
 
-        def plan() -> Write[bool] | Settled[bool]:
+        def plan() -> GuardedWrite[bool] | NoWrite[bool]:
             found = self._client.range(place, keys_only=True).kvs
             if not found:
-                return Settled(False)
+                return NoWrite(False)
             there = compare(place, mod_revision=found[0].mod_revision)
-            return Write(True, (there,), (delete_op(place), delete_op(self._names.parts(place), prefix=True)))
+            return GuardedWrite(True, (there,), (delete_op(place), delete_op(self._names.parts(place), prefix=True)))
 
         with self._asking(f"delete {key!r}", Query.DELETE, name):
             return self._changes.make(plan)[0]
@@ -150,28 +147,28 @@ class EtcdV3Store(Store):
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
         with self._asking(f"check {name_some(keys)}", Query.CHECK, *names):
-            return not self._lookout.missing(names, None)[0]
+            return not self._watcher.missing(names, None)[0]
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        names, term = encode_keys(keys), self._term(timeout)
+        names, deadline = encode_keys(keys), self._deadline(timeout)
         asked = f"wait for {name_some(keys)}"
         with self._asking(asked, Query.WAIT, *names):
-            missing, revision = self._lookout.missing(names, look_s(term))
-            self._lookout.wait(missing, revision, term, asked)
+            missing, revision = self._watcher.missing(names, look_s(deadline))
+            self._watcher.wait(missing, revision, deadline, asked)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         in_64_bits(world_size)
-        name, term = encode_key(key), self._term(timeout)
+        name, deadline = encode_key(key), self._deadline(timeout)
         asked = f"barrier {key!r} of {world_size}"
         here, revision = self._add(asked, name, 1)
         if here >= world_size:
             return
-        with self._asking(asked), self._lookout.watching(self._names.value(name), revision, term, asked) as written:
+        with self._asking(asked), self._watcher.watching(self._names.value(name), revision, deadline, asked) as written:
             for kv in written:
                 count = read_value(kv.value, kv.key)
-                if not isinstance(count, Split) and (read_number(count) or 0) >= world_size:
+                if not isinstance(count, SplitValue) and (read_number(count) or 0) >= world_size:
                     return
 
     # Queues -----------------------------------------------------------------------------------------------------------
@@ -182,11 +179,11 @@ class EtcdV3Store(Store):
             # A large one is laid out once, under a name of its own: the number of the entry is not known yet.
             laid = self._values.lay(secrets.token_bytes(16), new)
 
-            def plan() -> Write[None]:
+            def plan() -> GuardedWrite[None]:
                 place = self._names.queue(name)
                 kv = self._client.get(place)
                 queue = Queue(0, 0) if kv is None else read_queue(kv.value, place)
-                return Write(
+                return GuardedWrite(
                     None,
                     (compare(place, mod_revision=0 if kv is None else kv.mod_revision), *laid.when),
                     (
@@ -198,16 +195,16 @@ class EtcdV3Store(Store):
             self._changes.make(plan)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        name, term = encode_key(key), self._term(None)
+        name, deadline = encode_key(key), self._deadline()
         asked = f"pop from the queue {key!r}"
         with self._asking(asked, Query.QUEUE_POP, name):
             while True:
-                (popped, revision), _ = self._changes.make(lambda: self._popping(name, look_s(term)))
+                (popped, revision), _ = self._changes.make(lambda: self._popping(name, look_s(deadline)))
                 if popped is not None:
                     return popped
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty")
-                with self._lookout.watching(self._names.queue(name), revision, term, asked) as written:
+                with self._watcher.watching(self._names.queue(name), revision, deadline, asked) as written:
                     next(written)
 
     def queue_len(self, key: str) -> int:
@@ -221,39 +218,33 @@ class EtcdV3Store(Store):
 
     # The rest ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        in_seconds(timeout)
-        self._timeout = timeout
-
     def clone(self) -> EtcdV3Store:
         return copy.copy(self)
 
     # Changing ---------------------------------------------------------------------------------------------------------
 
     def _put(self, key: bytes, raw: bytes) -> RequestOp:
-        return put_op(key, raw, lease=self._tenure.lease_id)
+        return put_op(key, raw, lease=self._store_lease.lease_id)
 
-    def _writing(self, name: bytes, value: bytes, result: T, seen: int | None = None) -> Write[T]:
+    def _writing(self, name: bytes, value: bytes, result: T, seen: int | None = None) -> GuardedWrite[T]:
         """Write a value; given the revision that was seen of it, only if that has not changed."""
         place = self._names.value(name)
         laid = self._values.lay(place, value)
         unchanged = () if seen is None else (compare(place, mod_revision=seen),)
-        return Write(result, (*unchanged, *laid.when), (self._put(place, laid.raw), *laid.then), can_return=seen == 0)
+        return GuardedWrite(
+            result, (*unchanged, *laid.when), (self._put(place, laid.raw), *laid.then), can_return=seen == 0
+        )
 
-    def _writing_all(self, batch: dict[bytes, bytes]) -> Write[None]:
+    def _writing_all(self, batch: dict[bytes, bytes]) -> GuardedWrite[None]:
         writes = [self._writing(name, value, None) for name, value in batch.items()]
-        return Write(None, _joined(write.when for write in writes), _joined(write.then for write in writes))
+        return GuardedWrite(None, _joined(write.when for write in writes), _joined(write.then for write in writes))
 
     def _add(self, asked: str, name: bytes, amount: int) -> tuple[int, int]:
         """The sum, and at which revision it was written."""
         in_64_bits(amount)
 
         def decide(present: bytes | None) -> tuple[int, bytes | None]:
-            total = summed(name, present, amount)
+            total = sum_of(name, present, amount)
             text = b"%d" % total
             return total, None if text == present else text
 
@@ -263,37 +254,37 @@ class EtcdV3Store(Store):
     def _edit(self, name: bytes, decide: Callable[[bytes | None], tuple[T, bytes | None]]) -> tuple[T, int]:
         """Read a value and write what `decide` makes of it; None: it stays as it is."""
 
-        def plan() -> Write[T] | Settled[T]:
-            kv, value = self._lookout.read(self._names.value(name))
+        def plan() -> GuardedWrite[T] | NoWrite[T]:
+            kv, value = self._watcher.read(self._names.value(name))
             result, new = decide(value)
             if new is None:
-                return Settled(result)
+                return NoWrite(result)
             return self._writing(name, new, result, 0 if kv is None else kv.mod_revision)
 
         return self._changes.make(plan)
 
-    def _appending(self, name: bytes, more: bytes) -> Write[None]:
+    def _appending(self, name: bytes, more: bytes) -> GuardedWrite[None]:
         place = self._names.value(name)
         kv = self._client.get(place)
         found = b"" if kv is None else read_value(kv.value, place)
-        size, longest = (found.size if isinstance(found, Split) else len(found)), self._limits.unread_bytes // 2
+        size, longest = (found.size if isinstance(found, SplitValue) else len(found)), self._limits.unread_bytes // 2
         if size + len(more) > longest:
             raise StoreError(
                 f"append to {decode_key(name)!r}: {size:,} bytes are there, and with {len(more):,} more they would be over "
                 f"the limit of {longest:,}"
             )
-        if kv is not None and isinstance(found, Split):
+        if kv is not None and isinstance(found, SplitValue):
             if len(more) <= PART_BYTES:
                 unchanged = compare(place, mod_revision=kv.mod_revision)
-                return Write(None, (unchanged,), self._values.extend(place, found, more))
-            kv, whole = self._lookout.read(place)
+                return GuardedWrite(None, (unchanged,), self._values.extend(place, found, more))
+            kv, whole = self._watcher.read(place)
             found = whole or b""
         assert isinstance(found, bytes)
         return self._writing(name, found + more, None, 0 if kv is None else kv.mod_revision)
 
     def _popping(
         self, name: bytes, timeout_s: float
-    ) -> Write[tuple[bytes | None, int]] | Settled[tuple[bytes | None, int]]:
+    ) -> GuardedWrite[tuple[bytes | None, int]] | NoWrite[tuple[bytes | None, int]]:
         """Take the first entry of a queue.  What it is, None where there is none, and the revision of the look."""
         place, entries = self._names.queue(name), self._names.entries(name)
         while True:
@@ -302,7 +293,7 @@ class EtcdV3Store(Store):
             )
             queues, found = (answer.kvs for answer in outcome.answers if isinstance(answer, RangeResponse))
             if not queues:
-                return Settled((None, outcome.revision))
+                return NoWrite((None, outcome.revision))
             queue = read_queue(queues[0].value, place)
             if not found or found[0].key != self._names.entry(name, queue.first):
                 raise StoreError(f"somebody has deleted entries of the queue {decode_key(name)!r}")
@@ -315,36 +306,33 @@ class EtcdV3Store(Store):
             then = [
                 delete_op(place) if rest.first == rest.after else self._put(place, written_queue(rest)),
                 delete_op(found[0].key),
-                *([delete_op(parts.folder, prefix=True)] if isinstance(parts, Split) else []),
+                *([delete_op(parts.folder, prefix=True)] if isinstance(parts, SplitValue) else []),
             ]
             unchanged = compare(place, mod_revision=queues[0].mod_revision)
-            return Write((value, outcome.revision), (unchanged,), tuple(then))
+            return GuardedWrite((value, outcome.revision), (unchanged,), tuple(then))
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _get(self, keys: Sequence[str], asked: str) -> list[bytes]:
-        names, term = encode_keys(keys), self._term(None)
+        names, deadline = encode_keys(keys), self._deadline()
         with self._asking(asked, Query.MULTI_GET, *names):
             while True:
-                values, revision = self._lookout.values(names, look_s(term))
+                values, revision = self._watcher.values(names, look_s(deadline))
                 missing = frozenset(names) - values.keys()
                 if not missing:
                     return [values[name] for name in names]
-                self._lookout.wait(missing, revision, term, asked)
-
-    def _term(self, timeout: timedelta | None) -> Term:
-        return Term.of(self._timeout if timeout is None else timeout)
+                self._watcher.wait(missing, revision, deadline, asked)
 
     @contextmanager
     def _asking(self, asked: str, query: Query | None = None, *texts: bytes) -> Iterator[None]:
         """Within, what goes wrong with etcd is a `StoreError` that says what was asked."""
         if query is not None and (why := why_too_large(query, texts, self._limits)):
             raise StoreError(f"{asked}: {why}")
-        self._tenure.check()
+        self._store_lease.check()
         try:
             yield
         except EtcdLeaseLostError as exc:
-            raise self._tenure.over() from exc
+            raise self._store_lease.over() from exc
         except EtcdForkError as exc:
             raise StoreForkError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
         except EtcdError as exc:

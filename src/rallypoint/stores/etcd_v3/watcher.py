@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rallypoint.etcd_client import Change, EtcdClient, EtcdCompactedError, KeyValue, Watch, get_op
+from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, KeyChange, KeyValue, Watch, get_op
 from rallypoint.etcd_client.messages import RangeRequest, RangeResponse, RequestOp
-from rallypoint.stores.base import Term, decode_key, name_some
+from rallypoint.stores.base import decode_key, name_some
 from rallypoint.stores.errors import StoreTimeoutError
-from rallypoint.stores.etcd_v3.exactly_once import Tenure
-from rallypoint.stores.etcd_v3.key_layout import Names
-from rallypoint.stores.etcd_v3.large_values import Values
+from rallypoint.stores.etcd_v3.exactly_once import StoreLease
+from rallypoint.stores.etcd_v3.key_layout import KeyLayout
+from rallypoint.stores.etcd_v3.large_values import LargeValues
+from rallypoint.waiting import Deadline
 
 NAMES_AT_ONCE = 60
 """etcd takes 128 operations in a transaction, and a name needs two."""
@@ -24,13 +25,13 @@ _LEASE_LOOK_S = 0.5
 """How often a wait looks whether this process has lost its lease, of which no watch would tell."""
 
 
-class Lookout:
+class KeyWatcher:
     """Looks and waits for one store."""
 
-    def __init__(self, client: EtcdClient, names: Names, tenure: Tenure, values: Values) -> None:
+    def __init__(self, client: EtcdClient, names: KeyLayout, store_lease: StoreLease, values: LargeValues) -> None:
         self._client = client
         self._names = names
-        self._tenure = tenure
+        self._store_lease = store_lease
         self._values = values
 
     # Looking ----------------------------------------------------------------------------------------------------------
@@ -87,48 +88,48 @@ class Lookout:
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
-    def wait(self, missing: frozenset[bytes], revision: int, term: Term, asked: str) -> None:
+    def wait(self, missing: frozenset[bytes], revision: int, deadline: Deadline, asked: str) -> None:
         """Wait until each of the names has been there after a revision: one watch, over all that lies between them."""
         if not missing:
             return
         awaited = {place: name for name in missing for place in (self._names.value(name), self._names.queue(name))}
         left, end = set(missing), max(map(self._names.behind, missing))
-        with self._client.watch(min(awaited), end=end, revision=revision + 1, timeout_s=look_s(term)) as watch:
+        with self._client.watch(min(awaited), end=end, revision=revision + 1, timeout_s=look_s(deadline)) as watch:
             while left:
-                for kv in self._next(watch, term, asked, left):
+                for kv in self._next(watch, deadline, asked, left):
                     if kv.key in awaited:
                         left.discard(awaited[kv.key])
 
     @contextmanager
-    def watching(self, place: bytes, revision: int, term: Term, asked: str) -> Iterator[Iterator[KeyValue]]:
+    def watching(self, place: bytes, revision: int, deadline: Deadline, asked: str) -> Iterator[Iterator[KeyValue]]:
         """What is written to a key after a revision."""
-        with self._client.watch(place, revision=revision + 1, timeout_s=look_s(term)) as watch:
-            yield self._writes(watch, term, asked)
+        with self._client.watch(place, revision=revision + 1, timeout_s=look_s(deadline)) as watch:
+            yield self._writes(watch, deadline, asked)
 
-    def _writes(self, watch: Watch, term: Term, asked: str) -> Iterator[KeyValue]:
+    def _writes(self, watch: Watch, deadline: Deadline, asked: str) -> Iterator[KeyValue]:
         while True:
-            yield from self._next(watch, term, asked, set())
+            yield from self._next(watch, deadline, asked, set())
 
-    def _next(self, watch: Watch, term: Term, asked: str, missing: set[bytes]) -> tuple[KeyValue, ...]:
+    def _next(self, watch: Watch, deadline: Deadline, asked: str, missing: set[bytes]) -> tuple[KeyValue, ...]:
         """What was written next; nothing, if it was a deletion."""
         while True:
-            self._tenure.check()
-            left_s = term.left_s()
+            self._store_lease.check()
+            left_s = deadline.left_s()
             if left_s <= 0:
                 names = sorted(map(decode_key, missing))
                 left = f"; still missing: {name_some(names)}" if names else ""
                 trouble = f"; {watch.trouble}" if watch.trouble else ""
-                raise StoreTimeoutError(f"{asked}: not within {term.timeout_s:g} s{left}{trouble}")
-            item = watch.get(timeout_s=min(left_s, _LEASE_LOOK_S) if self._tenure.may_end else left_s)
-            if isinstance(item, Change):
+                raise StoreTimeoutError(f"{asked}: not within {deadline.timeout_s:g} s{left}{trouble}")
+            item = watch.get(timeout_s=min(left_s, _LEASE_LOOK_S) if self._store_lease.may_end else left_s)
+            if isinstance(item, KeyChange):
                 return () if item.is_delete else (item.kv,)
             if item is not None:
                 return item.kvs
 
 
-def look_s(term: Term) -> float:
+def look_s(deadline: Deadline) -> float:
     """How long a look may take in the course of a wait."""
-    return max(term.left_s(), _LOOK_S)
+    return max(deadline.left_s(), _LOOK_S)
 
 
 def _count_op(key: bytes) -> RequestOp:

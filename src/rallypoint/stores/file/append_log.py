@@ -15,33 +15,22 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
-from rallypoint.stores import forks
-from rallypoint.stores.data import KeyValues, Waiter
+from rallypoint import forks
+from rallypoint.stores import operations
 from rallypoint.stores.file import locks, record_format
-from rallypoint.stores.file.locked_file import REMOVED, StoreFile
-from rallypoint.stores.file.record_format import DamagedFileError, Head, Operation, StoreFileError
-
-T = TypeVar("T")
+from rallypoint.stores.file.locked_file import REMOVED, LockedFile
+from rallypoint.stores.file.record_format import DamagedFileError, Head, StoreFileError
+from rallypoint.stores.local import LocalData, T
+from rallypoint.stores.operations import Operation
 
 _log = logging.getLogger(__name__)
 
 # Who goes does not wait for long to say so: the others find out without it.
-_PATIENCE_TO_LEAVE_S = 5.0
+_LEAVE_TIMEOUT_S = 5.0
 
 
-class Sleeper(Waiter):
-    """A thread that waits."""
-
-    __slots__ = ("awake",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.awake = threading.Event()
-
-
-class Journal:
+class AppendLog:
     """An open store file and its data, for all threads of a process; a forked child opens the file again by itself.
 
     The file is removed when `world_size` users have left, clones not counted, and nobody has it open.  Raises `StoreFileError`, `OSError`, and `TimeoutError` where a lock is not to be
@@ -49,7 +38,7 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, world_size: int, patience_s: float, *, _run: bytes | None = None, _is_guest: bool = False
+        self, path: Path, world_size: int, lock_timeout_s: float, *, _run: bytes | None = None, _is_guest: bool = False
     ) -> None:
         self._path = path
         self._world_size = world_size
@@ -58,17 +47,17 @@ class Journal:
         self._closed = False
         # A child by fork is a guest of its parent's: many end without a word, and are not taken for killed.
         self._is_guest = _is_guest
-        self._file: StoreFile | None = StoreFile(path, patience_s, _run, is_guest=_is_guest)
+        self._file: LockedFile | None = LockedFile(path, lock_timeout_s, _run, is_guest=_is_guest)
         self.incarnation = self._file.incarnation
         self._forget()
-        forks.let_go_in_children(self)
+        forks.release_in_children(self)
 
-    def clone(self, patience_s: float) -> Journal:
+    def clone(self, lock_timeout_s: float) -> AppendLog:
         """The same file of the same run, opened once more."""
-        return Journal(self._path, self._world_size, patience_s, _run=self.incarnation, _is_guest=self._is_guest)
+        return AppendLog(self._path, self._world_size, lock_timeout_s, _run=self.incarnation, _is_guest=self._is_guest)
 
     def _forget(self) -> None:
-        self.data = KeyValues[Sleeper]()
+        self.data = LocalData()
         # How often the data were read from their start: changes that came and went meanwhile were not seen.
         self.reloads = 0
         # The head as it was last seen, and whether the data are what it says.
@@ -81,7 +70,7 @@ class Journal:
         """Says that one user goes, and lets the file go."""
         self._closed = True
         # Not for ever: a signal may have come in the middle of an operation of this very thread.
-        if not self._thread_lock.acquire(timeout=_PATIENCE_TO_LEAVE_S):
+        if not self._thread_lock.acquire(timeout=_LEAVE_TIMEOUT_S):
             return
         try:
             if (file := self._file) is None:
@@ -89,7 +78,7 @@ class Journal:
             self._file = None
             try:
                 with suppress(StoreFileError, OSError):
-                    file.lock(locks.EXCLUSIVE, _PATIENCE_TO_LEAVE_S)
+                    file.lock(locks.EXCLUSIVE, _LEAVE_TIMEOUT_S)
                     file.leave(self._world_size, self._counted)
             finally:
                 file.close()
@@ -108,20 +97,20 @@ class Journal:
     # Taking turns -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self, patience_s: float) -> Iterator[KeyValues[Sleeper]]:
+    def reading(self, lock_timeout_s: float) -> Iterator[LocalData]:
         """The data as they are now, for this thread alone, while nobody writes."""
-        with self._turn(locks.SHARED, patience_s):
+        with self._turn(locks.SHARED, lock_timeout_s):
             yield self.data
 
     @contextmanager
-    def writing(self, patience_s: float) -> Iterator[KeyValues[Sleeper]]:
+    def writing(self, lock_timeout_s: float) -> Iterator[LocalData]:
         """The data as they are now, for this thread alone, while nobody else reads or writes."""
-        with self._turn(locks.EXCLUSIVE, patience_s) as file:
+        with self._turn(locks.EXCLUSIVE, lock_timeout_s) as file:
             file.mend(self._raw, self._head)
             yield self.data
 
     @contextmanager
-    def unread(self) -> Iterator[KeyValues[Sleeper]]:
+    def last_read(self) -> Iterator[LocalData]:
         """The data as they were last seen, for this thread alone."""
         with self._thread_lock:
             try:
@@ -130,14 +119,14 @@ class Journal:
                 self._wake()
 
     @contextmanager
-    def _turn(self, kind: int, patience_s: float) -> Iterator[StoreFile]:
+    def _turn(self, kind: int, lock_timeout_s: float) -> Iterator[LockedFile]:
         """The lock of the file, with everything read that is in it.  Whoever has nothing more to wait for is woken."""
         thread_lock = self._thread_lock
-        if not thread_lock.acquire(timeout=patience_s):
-            raise TimeoutError(f"another thread has been using it for {patience_s:g} s")
+        if not thread_lock.acquire(timeout=lock_timeout_s):
+            raise TimeoutError(f"another thread has been using it for {lock_timeout_s:g} s")
         try:
-            file = self._opened(patience_s)
-            file.lock(kind, patience_s)
+            file = self._opened(lock_timeout_s)
+            file.lock(kind, lock_timeout_s)
             try:
                 self._read_news(file)
                 yield file
@@ -148,20 +137,20 @@ class Journal:
         finally:
             thread_lock.release()
 
-    def _opened(self, patience_s: float) -> StoreFile:
+    def _opened(self, lock_timeout_s: float) -> LockedFile:
         if self._closed:
             raise StoreFileError("it was closed here")
         if self._file is None:  # in a forked child
-            self._file = StoreFile(self._path, patience_s, self.incarnation, is_guest=True)
+            self._file = LockedFile(self._path, lock_timeout_s, self.incarnation, is_guest=True)
         return self._file
 
     def _wake(self) -> None:
-        for sleeper in self.data.take_woken():
-            sleeper.awake.set()
+        for thread in self.data.take_woken():
+            thread.awake.set()
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
-    def _read_news(self, file: StoreFile) -> None:
+    def _read_news(self, file: LockedFile) -> None:
         if not file.is_named():
             raise StoreFileError(REMOVED)
         if self._whole and file.read_raw() == self._raw:
@@ -175,7 +164,7 @@ class Journal:
                 self.reloads += 1
             self._apply(news)
 
-    def _missed(self, file: StoreFile, head: Head) -> list[Operation] | None:
+    def _missed(self, file: LockedFile, head: Head) -> list[Operation] | None:
         """What was written since this process last looked; None if a part of that is gone by now."""
         mine = self._head
         if head.generation == mine.generation:
@@ -196,16 +185,16 @@ class Journal:
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
-    def write(self, *operations: Operation, enact: Callable[[], T] | None = None) -> T | None:
+    def write(self, *changes: Operation, enact: Callable[[], T] | None = None) -> T | None:
         """Makes changes, all or none; `enact` makes them in this process, if it is to learn more than the others.
 
         Only for who is `writing`.
         """
-        if not operations:
+        if not changes:
             return None
         file, head = self._file, self._head
         assert file is not None
-        record = record_format.record(operations, record_format.seed(head))
+        record = record_format.record(changes, record_format.seed(head))
         file.write_log(head, head.end, record)
         head = head._replace(commits=head.commits + 1, end=head.end + len(record))
         raw = file.commit(head)
@@ -214,16 +203,16 @@ class Journal:
             if enact is not None:
                 result = enact()
             else:
-                self._apply(operations)
+                self._apply(changes)
         if record_format.is_long(head) and head.end >= self._compact_from:
             self._compact(file, head)
         return result
 
-    def _apply(self, operations: Iterable[Operation]) -> None:
-        for operation in operations:
-            record_format.apply(self.data, operation)
+    def _apply(self, changes: Iterable[Operation]) -> None:
+        for change in changes:
+            operations.apply(self.data, change)
 
-    def _compact(self, file: StoreFile, head: Head) -> None:
+    def _compact(self, file: LockedFile, head: Head) -> None:
         fresh = record_format.next_generation(head)
         content = record_format.snapshot(self.data, record_format.seed(fresh))
         fresh = record_format.placed(fresh, len(content))

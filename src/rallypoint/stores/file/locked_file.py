@@ -15,14 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from rallypoint.stores.file import locks, record_format
-from rallypoint.stores.file.record_format import LOG_START, DamagedFileError, Head, Opening, Operation, StoreFileError
+from rallypoint.stores.file.record_format import LOG_START, DamagedFileError, Head, Opening, StoreFileError
+from rallypoint.stores.operations import Operation
 
 _log = logging.getLogger(__name__)
 
 REMOVED = "it was removed or replaced while in use; let all processes of the run open it again"
 
 
-class StoreFile:
+class LockedFile:
     """A file that was opened, created or started anew.  With an `incarnation`, only the file of that very run will do.
 
     A guest is not counted among the users: another process says for it that it came, and that it went.
@@ -30,11 +31,11 @@ class StoreFile:
     """
 
     def __init__(
-        self, path: Path, patience_s: float, incarnation: bytes | None = None, *, is_guest: bool = False
+        self, path: Path, lock_timeout_s: float, incarnation: bytes | None = None, *, is_guest: bool = False
     ) -> None:
         self._path = path
         self._is_guest = is_guest
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + lock_timeout_s
         while True:
             self._file = self._open(create=incarnation is None)
             try:
@@ -52,9 +53,9 @@ class StoreFile:
                 raise
             self.close()  # the last of its users has removed it in this moment
 
-    def lock(self, kind: int, patience_s: float) -> None:
+    def lock(self, kind: int, lock_timeout_s: float) -> None:
         """Takes the turn, for reading or for writing."""
-        locks.lock(self._file, kind, patience_s)
+        locks.lock(self._file, kind, lock_timeout_s)
 
     def unlock(self) -> None:
         locks.unlock(self._file, locks.TURN)

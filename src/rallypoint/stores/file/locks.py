@@ -15,13 +15,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import random
 import struct
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rallypoint.stores.file.record_format import StoreFileError
+from rallypoint.waiting import Backoff, Deadline
 
 # Far behind all data: some file systems (SMB) do not let others read or write a byte that is locked.
 TURN = 1 << 62
@@ -55,17 +55,19 @@ def try_lock(file: int, byte: int, kind: int) -> bool:
     return True
 
 
-def lock(file: int, kind: int, patience_s: float) -> None:
-    """Takes the turn; tries again and again, because whoever holds it may have been stopped, and waits have no end."""
-    deadline = time.monotonic() + patience_s
-    pause_s = _FIRST_PAUSE_S
-    while not try_lock(file, TURN, kind):
-        if time.monotonic() >= deadline:
+def lock(file: int, kind: int, timeout_s: float) -> None:
+    """Lock the file; tries again and again, because whoever holds the lock may have been stopped."""
+    retry_lock(lambda: try_lock(file, TURN, kind), timeout_s)
+
+
+def retry_lock(try_once: Callable[[], bool], timeout_s: float) -> None:
+    """Try until the lock is had; TimeoutError says that another process keeps it."""
+    deadline, backoff = Deadline.after(timeout_s), Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    while not try_once():
+        if not backoff.pause(deadline):
             raise TimeoutError(
-                f"another process has been keeping its lock for {patience_s:.3g} s; see whether one of them was stopped"
+                f"another process has been keeping its lock for {timeout_s:.3g} s; see whether one of them was stopped"
             )
-        time.sleep(pause_s * random.uniform(0.5, 1.0))
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def probe(file: int, path: Path) -> None:

@@ -11,8 +11,8 @@ import fcntl
 import os
 import stat
 import struct
-import time
 
+from rallypoint.stores import operations
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.file import locks, record_format
@@ -23,7 +23,6 @@ _LENGTH = struct.Struct("=I")
 _TORCH_START = _LENGTH.pack(len(b"refcount/")) + b"refcount/"
 _TORCH_KEY, _TORCH_DELETED = b"/", b"-/"
 _SURELY_OURS = len(b"rallypoint store file")
-_PAUSE_S = 0.005
 _WORDS = {
     errno.ENOENT: "there is no such file",
     errno.ENOTDIR: "a part of its path is no folder",
@@ -52,7 +51,7 @@ def _read(file: int, timeout_s: float) -> dict[bytes, bytes]:
         raise StoreFileError("it is no regular file; give the path of one")
     start = os.pread(file, LOG_START, 0)
     if start.startswith(_TORCH_START):
-        _lock_as_torch(file, timeout_s)
+        locks.retry_lock(lambda: _try_lock_as_torch(file), timeout_s)
         return _torchs(read_at(file, 0, os.fstat(file).st_size))
     if not record_format.MAGIC.startswith(start[:_SURELY_OURS]):
         raise StoreFileError(
@@ -70,22 +69,16 @@ def _ours(file: int) -> dict[bytes, bytes]:
     assert head is not None, "a file without a whole head is to be created, or refused"
     data = KeyValues[Waiter]()
     for operation in record_format.read_log(read_at(file, head.start, head.end), head.start, record_format.seed(head)):
-        record_format.apply(data, operation)
+        operations.apply(data, operation)
     return {key: data.get(key) for key in data.list_keys()}
 
 
-def _lock_as_torch(file: int, timeout_s: float) -> None:
-    """Keep writers away; tried again and again, because one of them may have been stopped."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"another process has been keeping its lock for {timeout_s:.3g} s; see whether one of them was stopped"
-                ) from None
-        time.sleep(_PAUSE_S)
+def _try_lock_as_torch(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _torchs(log: bytes) -> dict[bytes, bytes]:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import NamedTuple
 
 from rallypoint.stores.data import KeyValues, W
+from rallypoint.stores.operations import Operation, Verb
 
 _ANY_FORMAT = b"rallypoint store file, format "
 MAGIC = _ANY_FORMAT + b"1\n"
@@ -131,48 +132,6 @@ def judge(raw: bytes, size: int, in_use: bool) -> Opening:
 
 
 # Records --------------------------------------------------------------------------------------------------------------
-
-
-class Verb(IntEnum):
-    """What can be done to a key."""
-
-    PUT = 1
-    APPEND = 2
-    DELETE = 3
-    PUSH = 4
-    POP = 5
-    ARRIVE = 6  # at a barrier; the value is the world size
-
-
-class Operation(NamedTuple):
-    """One change.  Those of one record happen together or not at all."""
-
-    verb: Verb
-    key: bytes
-    value: bytes = b""
-
-
-def arrival(key: bytes, world_size: int) -> Operation:
-    """Somebody comes to a barrier."""
-    return Operation(Verb.ARRIVE, key, b"%d" % world_size)
-
-
-def apply(data: KeyValues[W], operation: Operation) -> None:
-    """Makes the change that a record tells of."""
-    verb, key, value = operation
-    match verb:
-        case Verb.PUT:
-            data.put(key, value)
-        case Verb.APPEND:
-            data.append(key, value)
-        case Verb.DELETE:
-            data.delete(key)
-        case Verb.PUSH:
-            data.push(key, value)
-        case Verb.POP:
-            data.pop(key)
-        case Verb.ARRIVE:
-            data.arrive(key, int(value))
 
 
 def seed(head: Head) -> int:

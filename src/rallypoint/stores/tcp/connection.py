@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import struct
-import time
 from contextlib import suppress
 
 from rallypoint.stores.tcp import replies, wire
 from rallypoint.stores.tcp.replies import Reader, T
 from rallypoint.stores.tcp.wire import ProtocolError, Query
+from rallypoint.waiting import Backoff, Deadline
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
@@ -21,7 +20,7 @@ _SHORT, _CHUNK = 1 << 9, 1 << 20
 _TIMEVAL = struct.Struct("ll")
 
 
-class Line:
+class StoreConnection:
     """A connected socket that knows when it may no longer be used: after any error that it raises.
 
     It raises `TimeoutError`, `ConnectionError` and other kinds of `OSError`, and `ProtocolError`.
@@ -52,19 +51,19 @@ class Line:
         self._send(request)
         return reader(self._take)
 
-    def ask_to_wait(self, request: bytes, timeout_s: float, patience_s: float) -> bool:
+    def ask_to_wait(self, request: bytes, timeout_s: float, answer_timeout_s: float) -> bool:
         """Sends a request whose answer may take its time; False if the wait had to be cancelled.
 
-        A server that does not answer to that either, for as long as `patience_s`, is a `TimeoutError`.
+        A server that does not answer to that either, for as long as `answer_timeout_s`, is a `TimeoutError`.
         """
-        self._set_timeout(patience_s)
+        self._set_timeout(answer_timeout_s)
         self._send(request)
         self._set_timeout(timeout_s)
         try:
             return self._stop_waiting(replies.read_flag(self._take))
         except TimeoutError:
             pass
-        if self.ask(wire.request(Query.CANCEL_WAIT), replies.read_flag, patience_s):
+        if self.ask(wire.request(Query.CANCEL_WAIT), replies.read_flag, answer_timeout_s):
             # It was done in the same moment: that answer comes first, the other behind it.
             self._stop_waiting(not replies.read_flag(self._take))
             return True
@@ -113,30 +112,25 @@ class Line:
         return received
 
 
-def connect(host: str, port: int, timeout_s: float) -> Line:
+def connect(host: str, port: int, timeout_s: float) -> StoreConnection:
     """Connects as soon as a server answers; it may start later than its clients.
 
     Raises `TimeoutError` from the last failure, or `ProtocolError` if what listens there is no store server.
     """
-    deadline = time.monotonic() + timeout_s
-    pause_s = _FIRST_PAUSE_S
+    deadline, backoff = Deadline.after(timeout_s), Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while True:
         try:
-            return _connect_once(host, port, max(deadline - time.monotonic(), 1e-3))
-        except UnicodeError as exc:
+            return _connect_once(host, port, max(deadline.left_s(), 1e-3))
+        except UnicodeError as exc:  # noqa: PERF203  # trying again is the point
             raise ProtocolError("it is no host name") from exc
         except OSError as exc:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if not backoff.pause(deadline):
                 raise TimeoutError(str(exc)) from exc
-        # Many clients wait for the same server; they do not all come back at once.
-        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _connect_once(host: str, port: int, timeout_s: float) -> Line:
+def _connect_once(host: str, port: int, timeout_s: float) -> StoreConnection:
     sock = socket.create_connection((host, port), timeout_s)
-    line = Line(sock, timeout_s)
+    connection = StoreConnection(sock, timeout_s)
     try:
         if sock.getsockname() == sock.getpeername():
             # Nobody listens there; the system happened to choose that very port for our end.
@@ -145,9 +139,9 @@ def _connect_once(host: str, port: int, timeout_s: float) -> Line:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         nonce = os.getpid() & 0xFFFFFFFF
         hello = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=nonce)
-        if line.ask(hello, replies.read_nonce, timeout_s) != nonce:
+        if connection.ask(hello, replies.read_nonce, timeout_s) != nonce:
             raise ProtocolError("it is no store server: it answered something else to a ping")
     except BaseException:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection

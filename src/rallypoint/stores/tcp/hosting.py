@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
+from rallypoint.forks import run_in_children
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.tcp.server import StoreServer, listen
 from rallypoint.stores.tcp.server_core import StoreServerCore
-from rallypoint.stores.tcp.wire import Limits
+from rallypoint.stores.tcp.wire import StoreLimits
 
 # Reentrant: a store that is collected gives its share back, in whichever thread and moment that happens.
 _lock = threading.RLock()
 _shared: dict[tuple[str, int], tuple[StoreServer, int]] = {}
 
 
-def host_server(host: str, port: int, limits: Limits, multi_tenant: bool) -> tuple[int, Callable[[], None]]:
+def host_server(host: str, port: int, limits: StoreLimits, multi_tenant: bool) -> tuple[int, Callable[[], None]]:
     """The port of a server that runs now, and what to call when it is not needed any more."""
     if not multi_tenant:
         server = _start(host, port, limits)
@@ -28,7 +28,7 @@ def host_server(host: str, port: int, limits: Limits, multi_tenant: bool) -> tup
     return server.port, lambda: _give_back(place, server)
 
 
-def _start(host: str, port: int, limits: Limits) -> StoreServer:
+def _start(host: str, port: int, limits: StoreLimits) -> StoreServer:
     sock = listen(host, port)
     server = StoreServer(StoreServerCore(limits))
     try:
@@ -51,11 +51,9 @@ def _give_back(place: tuple[str, int], server: StoreServer) -> None:
     server.stop()
 
 
+@run_in_children
 def _forget_shared() -> None:
     """A forked child hosts nothing."""
     global _lock  # noqa: PLW0603  # a thread that only the parent has may hold it
     _lock = threading.RLock()
     _shared.clear()
-
-
-os.register_at_fork(after_in_child=_forget_shared)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rallypoint.stores.tcp.readiness import READABLE, WRITABLE, Readiness
-from rallypoint.stores.tcp.server_core import STOP_WAITING, Session, StoreServerCore
+from rallypoint.stores.tcp.server_core import STOP_WAITING, StoreServerCore, StoreSession
 
 # More would be taken from the system, and given back, each time.
 _RECEIVED_AT_ONCE = 1 << 16
@@ -31,8 +31,8 @@ class Listener:
         sock.setblocking(False)
         self.core = core
         self._sock = sock
-        self._lines: dict[Session, _Line] = {}
-        self.broken: list[tuple[_Line, OSError]] = []
+        self._connections: dict[StoreSession, _AcceptedConnection] = {}
+        self.broken: list[tuple[_AcceptedConnection, OSError]] = []
         self._paused_until: float | None = None
         # The end may come in the middle of a turn: some store that is collected just then may have hosted this one.
         self._in_turn = self.is_over = False
@@ -65,8 +65,8 @@ class Listener:
                 if handle is not None:
                     handle(events)
             while self.broken:
-                line, error = self.broken.pop()
-                line.end(error)
+                connection, error = self.broken.pop()
+                connection.end(error)
         finally:
             self._in_turn = False
         if self.is_over:
@@ -80,15 +80,15 @@ class Listener:
         if self._in_turn or self.readiness.closed:
             return
         self._sock.close()
-        for line in list(self._lines.values()):
-            line.end()
+        for connection in list(self._connections.values()):
+            connection.end()
         self.readiness.close()
 
     def let_go(self) -> None:
         """In a forked child: close the copies of all sockets.  What the system watches is the parent's, and stays."""
         self._sock.close()
-        for line in self._lines.values():
-            line.let_go()
+        for connection in self._connections.values():
+            connection.let_go()
         self.readiness.close()
 
     def watch(self, sock: socket.socket, handle: Callable[[int], object]) -> None:
@@ -103,17 +103,17 @@ class Listener:
         self.readiness.unregister(fd)
         del self._when_ready[fd]
 
-    def wake(self, sessions: Sequence[Session]) -> None:
+    def wake(self, sessions: Sequence[StoreSession]) -> None:
         """They have nothing more to wait for."""
         for session in sessions:
-            line = self._lines.get(session)
-            if line is not None:
-                line.send(STOP_WAITING)
+            connection = self._connections.get(session)
+            if connection is not None:
+                connection.send(STOP_WAITING)
 
-    def lost(self, line: _Line, error: OSError | None) -> None:
+    def lost(self, connection: _AcceptedConnection, error: OSError | None) -> None:
         """A connection has ended."""
-        session = line.session
-        del self._lines[session]
+        session = connection.session
+        del self._connections[session]
         if session.refusal is None and (query := session.reader.unfinished) is not None:
             _log.info("%s left in the middle of a %s request: %s.", session.name, query.name.lower(), error or "end")
         self.wake(self.core.disconnect(session))
@@ -129,7 +129,7 @@ class Listener:
                 return
             sock.setblocking(False)
             session = self.core.connect(f"{address[0]}:{address[1]}")
-            self._lines[session] = _Line(self, sock, session)
+            self._connections[session] = _AcceptedConnection(self, sock, session)
 
     def _pause(self, why: OSError) -> None:
         """Mostly the system has no room for another connection: those that there are go on, and the others wait."""
@@ -146,12 +146,12 @@ class Listener:
         return None
 
 
-class _Line:
+class _AcceptedConnection:
     """One connection."""
 
     __slots__ = ("_ends", "_listener", "_receive", "_sock", "_unsent", "is_open", "session", "unsent_bytes")
 
-    def __init__(self, listener: Listener, sock: socket.socket, session: Session) -> None:
+    def __init__(self, listener: Listener, sock: socket.socket, session: StoreSession) -> None:
         self._listener = listener
         self._sock = sock
         self._receive = sock.recv

@@ -11,8 +11,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rallypoint.net import listen_at, plain
-from rallypoint.stores import forks
+from rallypoint import forks, net
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.tcp.server_core import StoreServerCore
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from rallypoint.stores.tcp.listener import Listener
 
-_STOP_PATIENCE_S = 10.0
+_STOP_TIMEOUT_S = 10.0
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -31,16 +30,10 @@ def listen(host: str, port: int = 0) -> socket.socket:
     """
     if not host:
         raise StoreError("a store server needs an address to listen on; `::` or `0.0.0.0` would be all of them")
-    failure: Exception | None = None
     try:
-        for family, _, _, _, address in socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM):
-            try:
-                return listen_at(family, address)
-            except OSError as exc:  # noqa: PERF203  # the next address may do
-                failure = exc
-    except (socket.gaierror, UnicodeError) as exc:  # the latter for names that are none
-        failure = exc
-    raise StoreError(f"cannot listen on {host}, port {port}: {failure}") from failure
+        return net.listen(host, port)
+    except OSError as exc:
+        raise StoreError(f"cannot listen on {host}, port {port}: {exc}") from exc
 
 
 class StoreServer:
@@ -129,7 +122,7 @@ class StoreServer:
             with suppress(BrokenPipeError):  # it has noticed by itself, between two turns
                 self._alarm.send(b"!")
             if threading.current_thread() is not self._thread:
-                self._thread.join(_STOP_PATIENCE_S)
+                self._thread.join(_STOP_TIMEOUT_S)
 
     def forked(self) -> None:
         """In a forked child: the server is the parent's, and ends with the parent."""
@@ -155,7 +148,7 @@ class StoreServer:
             done.set()
 
         loop.call_soon_threadsafe(close)
-        done.wait(_STOP_PATIENCE_S)
+        done.wait(_STOP_TIMEOUT_S)
 
     def _open(self, sock: socket.socket) -> Listener:
         from rallypoint.stores.tcp.listener import Listener  # not before a server starts: clients do without
@@ -164,7 +157,7 @@ class StoreServer:
             raise StoreError("this store server was started before; make another")
         self._address = sock.getsockname()[:2]
         self._listener = Listener(self.core, sock)
-        forks.let_go_in_children(self)
+        forks.release_in_children(self)
         return self._listener
 
     def _turn(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.tcp import wire
-from rallypoint.stores.tcp.wire import Limits, ProtocolError, Query, RequestReader
+from rallypoint.stores.tcp.wire import ProtocolError, Query, RequestReader, StoreLimits
 
 STOP_WAITING = bytes((wire.STOP_WAITING,))
 _WAIT_CANCELED = bytes((wire.WAIT_CANCELED,))
@@ -18,12 +18,12 @@ _READY, _NOT_READY = bytes((wire.READY,)), bytes((wire.NOT_READY,))
 _pack_length, _pack_number = wire.LENGTH.pack, wire.NUMBER.pack
 
 
-class Session(Waiter):
+class StoreSession(Waiter):
     """One connection."""
 
     __slots__ = ("name", "reader", "refusal")
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: StoreLimits) -> None:
         super().__init__()
         self.name = name
         self.reader = RequestReader(limits)
@@ -32,23 +32,25 @@ class Session(Waiter):
 
 
 # What answers a query: of its keys and values, its number, and the room that there is for the answer.
-_Answer = Callable[[Session, list[bytes], int, int], bytes]
+_Answer = Callable[[StoreSession, list[bytes], int, int], bytes]
 
 
 class StoreServerCore:
     """The keys of one server and the conversations about them."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self._data = KeyValues[Session]()
+    def __init__(self, limits: StoreLimits | None = None) -> None:
+        self.limits = limits or StoreLimits()
+        self._data = KeyValues[StoreSession]()
         # By the number of the query: nothing else takes as little time.
         self._answers: tuple[_Answer, ...] = tuple(getattr(self, f"_{query.name.lower()}") for query in Query)
 
-    def connect(self, name: str) -> Session:
+    def connect(self, name: str) -> StoreSession:
         """Somebody connected; the name is for messages only."""
-        return Session(name, self.limits)
+        return StoreSession(name, self.limits)
 
-    def receive(self, session: Session, data: bytes, unread_bytes: int = 0) -> tuple[bytes, Sequence[Session]]:
+    def receive(
+        self, session: StoreSession, data: bytes, unread_bytes: int = 0
+    ) -> tuple[bytes, Sequence[StoreSession]]:
         """Bytes came in: what is answered, and who else is to be sent STOP_WAITING.
 
         `unread_bytes` were sent to this connection before and still wait in its buffer.  Afterwards the connection is to
@@ -57,7 +59,7 @@ class StoreServerCore:
         if session.refusal is not None:
             return b"", ()
         mine: list[bytes] = []
-        others: list[Session] = []
+        others: list[StoreSession] = []
         keys, answers = self._data, self._answers
         limit, piled = self.limits.unread_bytes, self.limits.piled_bytes
         unread = unread_bytes
@@ -85,55 +87,55 @@ class StoreServerCore:
             others += self._leave(session)
         return mine[0] if len(mine) == 1 else b"".join(mine), others
 
-    def disconnect(self, session: Session) -> Sequence[Session]:
+    def disconnect(self, session: StoreSession) -> Sequence[StoreSession]:
         """The connection is gone, for whatever reason; returns who is to be sent STOP_WAITING now."""
         session.refusal = session.refusal or "it is gone"
         return self._leave(session)
 
-    def _leave(self, session: Session) -> list[Session]:
+    def _leave(self, session: StoreSession) -> list[StoreSession]:
         self._data.cancel(session)
         self._data.settle(session)
         return self._data.take_woken()
 
     # The queries, by their names --------------------------------------------------------------------------------------
 
-    def _validate(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _validate(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         if number != wire.MAGIC:
             raise ProtocolError(f"it is no store client: it began with {number:#010x}, not {wire.MAGIC:#010x}")
         return b""
 
-    def _set(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         self._data.put(texts[0], texts[1])
         return b""
 
-    def _compare_set(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _compare_set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         value = self._data.compare_set(*texts)
         return _pack_length(len(value)) + value
 
-    def _get(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _get(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         key = texts[0]
         if self._data.size(key) + wire.LENGTH.size > room:
             return self._values(texts, room)  # which refuses it
         value = self._data.get(key)
         return _pack_length(len(value)) + value
 
-    def _add(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _add(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return _pack_number(self._data.add(texts[0], number))
 
-    def _check(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _check(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return _READY if all(map(self._data.holds, texts)) else _NOT_READY
 
-    def _wait(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _wait(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         self._refuse_second_wait(session)
         return STOP_WAITING if self._data.wait(session, texts) else b""
 
-    def _count_keys(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _count_keys(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return _pack_number(len(self._data))
 
-    def _delete(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _delete(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return _pack_number(self._data.delete(texts[0]))
 
-    def _append(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _append(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         key, value = texts
         longest = self.limits.unread_bytes // 2  # so that it can still be read
         if self._data.size(key) + len(value) > longest:
@@ -141,38 +143,38 @@ class StoreServerCore:
         self._data.append(key, value)
         return b""
 
-    def _multi_get(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _multi_get(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return self._values(texts, room)
 
-    def _multi_set(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _multi_set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         for key, value in zip(texts[::2], texts[1::2], strict=True):
             self._data.put(key, value)
         return b""
 
-    def _cancel_wait(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _cancel_wait(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         self._data.cancel(session)
         return _WAIT_CANCELED
 
-    def _ping(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _ping(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return wire.NONCE.pack(number)
 
-    def _queue_push(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _queue_push(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         self._data.push(texts[0], texts[1])
         return b""
 
-    def _queue_pop(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _queue_pop(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         before = self._data.queue_len(texts[0])
         popped = self._data.pop(texts[0])
         return _pack_number(before) + (b"" if popped is None else wire.text(popped))
 
-    def _queue_len(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _queue_len(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         return _pack_number(self._data.queue_len(texts[0]))
 
-    def _list_keys(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _list_keys(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         keys = self._data.list_keys()
         return _pack_number(len(keys)) + b"".join(map(wire.text, keys))
 
-    def _barrier(self, session: Session, texts: list[bytes], number: int, room: int) -> bytes:
+    def _barrier(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         self._refuse_second_wait(session)
         return STOP_WAITING if self._data.barrier(session, texts[0], number) else b""
 
@@ -188,6 +190,6 @@ class StoreServerCore:
             parts += (_pack_length(len(value)), value)
         return b"".join(parts)
 
-    def _refuse_second_wait(self, session: Session) -> None:
+    def _refuse_second_wait(self, session: StoreSession) -> None:
         if session.waiting:
             raise ProtocolError("it began to wait while it was waiting")

@@ -1,16 +1,15 @@
-"""A client's connection as the threads of a process share it: one conversation at a time, and none after a failure or a fork."""
+"""A client's connection as the threads of a process share it: one exchange at a time, and none after a failure or a fork."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from types import TracebackType
 
-from rallypoint.stores import forks
+from rallypoint import forks
 from rallypoint.stores.base import name_some
 from rallypoint.stores.errors import StoreConnectionError, StoreForkError, StoreTimeoutError
-from rallypoint.stores.tcp.connection import Line
+from rallypoint.stores.tcp.connection import StoreConnection
 from rallypoint.stores.tcp.replies import Reader, T
 from rallypoint.stores.tcp.wire import ProtocolError
 
@@ -18,50 +17,50 @@ Asked = tuple[str, ...]
 """What a caller wants, for messages: a verb and the keys."""
 
 
-class SharedLine:
-    """A line that ends with the first thing that goes wrong on it: nobody could tell whose answer comes next."""
+class SharedConnection:
+    """A connection that ends with the first thing that goes wrong on it: nobody could tell whose answer comes next."""
 
-    def __init__(self, line: Line, place: str) -> None:
-        self._line = line
+    def __init__(self, connection: StoreConnection, place: str) -> None:
+        self._connection = connection
         self._place = place
         self._lock = threading.Lock()
         self._ended: str | None = None
         self._is_parents = False
-        self._opened_in = os.getpid()
-        forks.let_go_in_children(self)
+        self._opened_in = forks.OpenedIn()
+        forks.release_in_children(self)
 
-    def ask(self, asked: Asked, request: bytes, reader: Reader[T], patience_s: float) -> T:
-        """One request and its answer.  Other threads, and the server, are waited for as long as `patience_s`."""
-        line = self.begin(asked, patience_s)
+    def ask(self, asked: Asked, request: bytes, reader: Reader[T], answer_timeout_s: float) -> T:
+        """One request and its answer.  Other threads, and the server, are waited for as long as `answer_timeout_s`."""
+        connection = self.begin(asked, answer_timeout_s)
         began = time.monotonic()
         try:
-            return line.ask(request, reader, patience_s)
+            return connection.ask(request, reader, answer_timeout_s)
         except BaseException as exc:
             self.fail(asked, exc, time.monotonic() - began)
             raise
         finally:
             self.finish()
 
-    def conversation(self, asked: Asked, patience_s: float) -> Conversation:
-        """A context in which this thread has the line for itself, for several requests."""
-        return Conversation(self, asked, patience_s)
+    def exchange(self, asked: Asked, answer_timeout_s: float) -> Exchange:
+        """A context in which this thread has the connection for itself, for several requests."""
+        return Exchange(self, asked, answer_timeout_s)
 
-    def begin(self, asked: Asked, patience_s: float) -> Line:
-        """Take the line, until `finish`."""
+    def begin(self, asked: Asked, answer_timeout_s: float) -> StoreConnection:
+        """Take the connection, until `finish`."""
         # In a child, a thread that only the parent has may hold the lock for ever.
-        if not self._lock.acquire(False) and not self._is_parents and not self._lock.acquire(timeout=patience_s):
+        if not self._lock.acquire(False) and not self._is_parents and not self._lock.acquire(timeout=answer_timeout_s):
             raise StoreTimeoutError(
                 f"cannot {self.what(asked)}: another thread has been waiting on this connection for "
-                f"{patience_s:.3g} s; give it a clone() of the store"
+                f"{answer_timeout_s:.3g} s; give it a clone() of the store"
             )
         if self._ended is not None:
             if not self._is_parents:
                 self._lock.release()
             raise self._over(asked, self._ended)
-        return self._line
+        return self._connection
 
     def fail(self, asked: Asked, error: BaseException, elapsed_s: float) -> None:
-        """Whatever went wrong ends the line, and is said in words."""
+        """Whatever went wrong ends the connection, and is said in words."""
         match error:
             case TimeoutError():
                 why = self.end(f"the server did not answer for {elapsed_s:.3g} s")
@@ -75,29 +74,28 @@ class SharedLine:
                 self.end(f"a call was interrupted: {self.what(asked)}")
 
     def finish(self) -> None:
-        """Let others have the line."""
+        """Let others have the connection."""
         self._lock.release()
 
     def end(self, why: str) -> str:
-        """The line is of no use any more; returns why, which is the first reason that was given."""
+        """The connection is of no use any more; returns why, which is the first reason that was given."""
         self._ended = self._ended or why
-        self._line.close()
+        self._connection.close()
         return self._ended
 
     def close(self) -> None:
         """Nobody needs it any more."""
-        self._line.close()
+        self._connection.close()
 
     def forked(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._is_parents = True
-        self._ended = forks.opened_before(
+        self._ended = self._opened_in.refusal(
             "this store",
-            self._opened_in,
             "the two would read each other's answers",
             "take a clone() in the child, or open a store there",
         )
-        self._line.let_go()
+        self._connection.let_go()
 
     def _over(self, asked: Asked, why: str) -> StoreConnectionError | StoreForkError:
         if self._is_parents:
@@ -110,26 +108,26 @@ class SharedLine:
         return f"{verb} {name_some(keys)} at {self._place}" if keys else f"{verb} at {self._place}"
 
 
-class Conversation:
+class Exchange:
     """Several requests and their answers, for one thread."""
 
-    __slots__ = ("_asked", "_began", "_line", "_patience_s")
+    __slots__ = ("_answer_timeout_s", "_asked", "_began", "_connection")
 
-    def __init__(self, line: SharedLine, asked: Asked, patience_s: float) -> None:
-        self._line = line
+    def __init__(self, connection: SharedConnection, asked: Asked, answer_timeout_s: float) -> None:
+        self._connection = connection
         self._asked = asked
-        self._patience_s = patience_s
+        self._answer_timeout_s = answer_timeout_s
 
-    def __enter__(self) -> Line:
-        line = self._line.begin(self._asked, self._patience_s)
+    def __enter__(self) -> StoreConnection:
+        connection = self._connection.begin(self._asked, self._answer_timeout_s)
         self._began = time.monotonic()
-        return line
+        return connection
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             if error is not None:
-                self._line.fail(self._asked, error, time.monotonic() - self._began)
+                self._connection.fail(self._asked, error, time.monotonic() - self._began)
         finally:
-            self._line.finish()
+            self._connection.finish()

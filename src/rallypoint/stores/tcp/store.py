@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,31 +10,29 @@ from types import TracebackType
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
     Store,
-    Term,
     decode_key,
     encode_key,
     encode_keys,
     encode_pairs,
     encode_value,
     in_64_bits,
-    in_seconds,
     name_some,
 )
 from rallypoint.stores.errors import QueueEmptyError, StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.stores.tcp import replies, wire
 from rallypoint.stores.tcp.connection import connect
 from rallypoint.stores.tcp.replies import Reader, T
-from rallypoint.stores.tcp.shared_connection import Asked, SharedLine
-from rallypoint.stores.tcp.wire import Limits, ProtocolError, Query
+from rallypoint.stores.tcp.shared_connection import Asked, SharedConnection
+from rallypoint.stores.tcp.wire import ProtocolError, Query, StoreLimits
+from rallypoint.waiting import Backoff, Deadline, in_seconds
 
 # torch's clients put this before every key, and count themselves under that one without it.
 _KEY_START = b"/"
 _WORKERS_KEY = b"init/"
 
 # A server answers at once, except to those who wait; one that is silent for so long is gone.
-_PATIENCE_S = 30.0
-_POLL_S = 0.01
-_LONGEST_POLL_S = 0.1
+_ANSWER_TIMEOUT_S = 30.0
+_POLL_S = 0.01, 0.1
 _MOST_NAMED = 8
 
 
@@ -61,11 +58,11 @@ class TcpStore(Store):
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         *,
-        limits: Limits | None = None,
+        limits: StoreLimits | None = None,
     ) -> None:
         self._host = host_name
         self._port = port
-        self._limits = limits or Limits()
+        self._limits = limits or StoreLimits()
         # What is short in all has no part that is too long.
         self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
         self.set_timeout(timeout)
@@ -78,8 +75,8 @@ class TcpStore(Store):
 
                 self._port, stop = host_server(host_name, port, self._limits, multi_tenant)
                 acquired.append(stop)
-            self._line = self._connect()
-            acquired.append(self._line.close)
+            self._connection = self._connect()
+            acquired.append(self._connection.close)
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._wait_for_workers(world_size, is_master)
         except BaseException:
@@ -108,7 +105,7 @@ class TcpStore(Store):
 
     def close(self) -> None:
         """Ends the connection, and the server if this store hosts it.  Who is waiting gets a `StoreError`."""
-        self._line.end("it was closed here")
+        self._connection.end("it was closed here")
         self._finalizer()
 
     # The contract -----------------------------------------------------------------------------------------------------
@@ -128,7 +125,7 @@ class TcpStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         if names := _names(keys):
-            self._wait(("wait for", *keys), names, self._term(timeout))
+            self._wait(("wait for", *keys), names, self._deadline(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._ask(("check", *keys), Query.CHECK, _names(keys), replies.read_flag)
@@ -160,11 +157,10 @@ class TcpStore(Store):
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         asked, names = ("pop from the queue", key), [_name(key)]
-        term = self._term()
-        pause_s = _POLL_S
+        deadline, backoff = self._deadline(), Backoff(*_POLL_S)
         while True:
             if block:
-                self._wait(asked, names, term)
+                self._wait(asked, names, deadline)
             popped = self._ask(asked, Query.QUEUE_POP, names, replies.read_popped)
             if popped is not None:
                 return popped
@@ -172,34 +168,30 @@ class TcpStore(Store):
                 raise QueueEmptyError(f"the queue {key!r} at {self._place()} is empty")
             # Someone was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
             # format knows no wait for a queue alone, so in that case there is no other way than to ask again.
-            time.sleep(min(pause_s, term.left_s()))
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
-            if not term.left_s():
-                raise StoreTimeoutError(f"{self._line.what(asked)}: nothing came within {term.timeout_s:g} s")
+            if not backoff.pause(deadline):
+                raise StoreTimeoutError(f"{self._connection.what(asked)}: nothing came within {deadline.timeout_s:g} s")
 
     def queue_len(self, key: str) -> int:
         return self._ask(("measure the queue", key), Query.QUEUE_LEN, [_name(key)], replies.read_number)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        term = self._term(timeout)
+        deadline = self._deadline(timeout)
         asked = (f"wait at the barrier of {world_size}", key)
         names = [_name(key)]
         request = self._request(asked, Query.BARRIER, names, in_64_bits(world_size))
-        with self._line.conversation(asked, self._patience_s) as line:
-            done = line.ask_to_wait(request, term.left_s(), _PATIENCE_S)
-            arrived = b"" if done else line.ask(wire.request(Query.GET, names), replies.read_value, _PATIENCE_S)
+        with self._connection.exchange(asked, self._answer_timeout_s) as connection:
+            done = connection.ask_to_wait(request, deadline.left_s(), _ANSWER_TIMEOUT_S)
+            arrived = (
+                b"" if done else connection.ask(wire.request(Query.GET, names), replies.read_value, _ANSWER_TIMEOUT_S)
+            )
         if not done:
             raise StoreTimeoutError(
-                f"{self._line.what(asked)}: not within {term.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
+                f"{self._connection.what(asked)}: not within {deadline.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
             )
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = in_seconds(timeout)
-        self._patience_s = max(self._timeout_s, _PATIENCE_S)
+        self._answer_timeout_s = max(self._timeout_s, _ANSWER_TIMEOUT_S)
         self._timeout = timeout
 
     def clone(self) -> TcpStore:
@@ -209,45 +201,42 @@ class TcpStore(Store):
 
     def _when_there(self, asked: Asked, names: Sequence[bytes], query: Query, reader: Reader[T | None]) -> T:
         """An answer as soon as all keys are there; where they are there already, that takes one round trip."""
-        term = self._term()
+        deadline = self._deadline()
         request = self._request(asked, Query.CHECK, names) + wire.request(query, names)
-        while (answer := self._line.ask(asked, request, reader, self._patience_s)) is None:
-            self._wait(asked, names, term)
+        while (answer := self._connection.ask(asked, request, reader, self._answer_timeout_s)) is None:
+            self._wait(asked, names, deadline)
         return answer
 
     def _ask(self, asked: Asked, query: Query, texts: Sequence[bytes], reader: Reader[T], number: int = 0) -> T:
-        return self._line.ask(asked, self._request(asked, query, texts, number), reader, self._patience_s)
+        return self._connection.ask(asked, self._request(asked, query, texts, number), reader, self._answer_timeout_s)
 
-    def _wait(self, asked: Asked, names: Sequence[bytes], term: Term) -> None:
+    def _wait(self, asked: Asked, names: Sequence[bytes], deadline: Deadline) -> None:
         request = self._request(asked, Query.WAIT, names)
-        with self._line.conversation(asked, self._patience_s) as line:
-            if line.ask_to_wait(request, term.left_s(), _PATIENCE_S):
+        with self._connection.exchange(asked, self._answer_timeout_s) as connection:
+            if connection.ask_to_wait(request, deadline.left_s(), _ANSWER_TIMEOUT_S):
                 return
             missing = [
                 decode_key(name.removeprefix(_KEY_START))
                 for name in names[:_MOST_NAMED]
-                if not line.ask(wire.request(Query.CHECK, [name]), replies.read_flag, _PATIENCE_S)
+                if not connection.ask(wire.request(Query.CHECK, [name]), replies.read_flag, _ANSWER_TIMEOUT_S)
             ]
         left = f"; still missing: {name_some(missing)}" if missing else ""
-        raise StoreTimeoutError(f"{self._line.what(asked)}: not within {term.timeout_s:g} s{left}")
+        raise StoreTimeoutError(f"{self._connection.what(asked)}: not within {deadline.timeout_s:g} s{left}")
 
     def _wait_for_workers(self, world_size: int, is_master: bool) -> None:
         """Polls, as torch's does: all that clients do is add to a number, and the format knows no wait for that."""
         asked = (f"wait for {world_size} workers",)
-        term = self._term()
+        deadline, backoff = self._deadline(), Backoff(*_POLL_S)
         here = self._ask(asked, Query.ADD, [_WORKERS_KEY], replies.read_number, 1)
-        pause_s = _POLL_S
         while is_master and here < world_size:
-            if not term.left_s():
-                raise StoreTimeoutError(f"{self._line.what(asked)}: {here} came within {term.timeout_s:g} s")
-            time.sleep(min(pause_s, term.left_s()))
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+            if not backoff.pause(deadline):
+                raise StoreTimeoutError(f"{self._connection.what(asked)}: {here} came within {deadline.timeout_s:g} s")
             here = self._ask(asked, Query.ADD, [_WORKERS_KEY], replies.read_number, 0)
 
-    def _connect(self) -> SharedLine:
+    def _connect(self) -> SharedConnection:
         timeout_s = self._timeout_s
         try:
-            return SharedLine(connect(self._host, self._port, timeout_s), self._place())
+            return SharedConnection(connect(self._host, self._port, timeout_s), self._place())
         except TimeoutError as exc:
             raise StoreTimeoutError(
                 f"no store server answered at {self._place()} within {timeout_s:g} s: {exc}"
@@ -263,12 +252,7 @@ class TcpStore(Store):
 
     def _refuse_if_too_large(self, asked: Asked, query: Query, texts: Sequence[bytes]) -> None:
         if why := wire.why_too_large(query, texts, self._limits):
-            shown = tuple(key if len(key) <= 100 else f"{key[:100]}..." for key in asked[1:])
-            raise StoreError(f"cannot {self._line.what((asked[0], *shown))}: {why}")
-
-    def _term(self, timeout: timedelta | None = None) -> Term:
-        timeout_s = self._timeout_s if timeout is None else in_seconds(timeout)
-        return Term(timeout_s, time.monotonic() + timeout_s)
+            raise StoreError(f"cannot {self._connection.what(asked)}: {why}")
 
     def _place(self) -> str:
         return f"{self._host}, port {self._port}"

@@ -100,7 +100,7 @@ _pack_length, _unpack_length = LENGTH.pack, LENGTH.unpack_from
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoreLimits:
     """What a server takes from a connection before it drops it.  The first three are those of torch's server."""
 
     key_bytes: int = 8 * 1024
@@ -141,7 +141,7 @@ def request(query: Query, texts: Sequence[bytes] = (), number: int = 0) -> bytes
 _INTRODUCTION = request(Query.VALIDATE, number=MAGIC)
 
 
-def why_too_large(query: Query, texts: Sequence[bytes], limits: Limits) -> str | None:
+def why_too_large(query: Query, texts: Sequence[bytes], limits: StoreLimits) -> str | None:
     """Why a server would drop the connection over this request; to be asked before it is sent."""
     shape = SHAPES[query]
     for position, content in enumerate(texts):
@@ -180,7 +180,7 @@ class RequestReader:
         "_texts",
     )
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
         self._buffer = bytearray()
         self._at = 0
@@ -292,7 +292,7 @@ class RequestReader:
         self._at = 0
 
 
-def _whole_request(data: bytes, at: int, limits: Limits) -> tuple[Query, list[bytes], int, int] | None:
+def _whole_request(data: bytes, at: int, limits: StoreLimits) -> tuple[Query, list[bytes], int, int] | None:
     """The request that begins there, and where it ends; None where it is not whole, or anything is wrong with it."""
     code, size, longest = data[at], len(data), limits.key_bytes
     if not 0 < code < len(_PLANS):

@@ -1,0 +1,91 @@
+"""Endpoints that say by their scheme how the server of a run is found; the ways to take part that are not handlers use them.
+
+10.0.0.5:29400                      a server at a fixed address
+etcd://a:2379,b:2379,c:2379         elected through etcd v3 (etcds:// with TLS)
+etcd-v2://a:2379                    elected through etcd's API v2
+c10d://10.0.0.5:29400               elected through a c10d TCP store, which the process at that address serves
+file:///shared/folder/run           elected through a file that all nodes share
+
+What an endpoint needs is imported when it is used: nodes need a backend, administrators only the records in a register.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from rallypoint.backends.options import did_you_mean
+
+if TYPE_CHECKING:
+    from rallypoint.backends.membership import MemberBackend
+    from rallypoint.location.register_admin import Records
+
+DEFAULT_PORT = 29400
+"""That of a server, and of a c10d store."""
+
+
+class _Names(NamedTuple):
+    """Where to import from: the backend for nodes, and what opens the records for administrators."""
+
+    backend: str
+    records: str
+
+
+_FIXED = "fixed:RALLYPOINT"
+_ETCD_V3 = _Names("etcd_v3:ETCD_V3", "etcd_v3_records:open_records")
+_BY_SCHEME = {
+    "etcd": _ETCD_V3,
+    "etcds": _ETCD_V3,
+    "etcd-v2": _Names("etcd_v2:ETCD_V2", "etcd_v2_records:open_records"),
+    "c10d": _Names("c10d:C10D", "c10d_records:open_tcp"),
+    "file": _Names("c10d:FILE", "c10d_records:open_file"),
+}
+
+
+def scheme_of(endpoint: str | None) -> str:
+    """The scheme of an endpoint, in small letters; empty where it has none.  ValueError for one that nobody knows."""
+    scheme, mark, _ = (endpoint or "").strip().partition("://")
+    if not mark:
+        return ""
+    scheme = scheme.lower()
+    if scheme not in _BY_SCHEME:
+        known = ", ".join(f"{name}://" for name in _BY_SCHEME)
+        raise ValueError(
+            f"The endpoint {endpoint!r} begins with {scheme}://, which is unknown here.{did_you_mean(scheme, _BY_SCHEME)} "
+            f"Write host:port for a server, or one of {known}."
+        )
+    return scheme
+
+
+def without_scheme(endpoint: str | None) -> str:
+    """What stands behind the scheme, or all of it where there is none."""
+    text = (endpoint or "").strip()
+    return text.partition("://")[2] if "://" in text else text
+
+
+def path_of(endpoint: str) -> str:
+    """The file that an endpoint names."""
+    path = without_scheme(endpoint)
+    if not path.startswith("/") or path.endswith("/"):
+        raise ValueError(f"The endpoint {endpoint!r} names no file: write file:///folder/file, with three slashes.")
+    return path
+
+
+def backend_at(endpoint: str | None) -> MemberBackend:
+    """The backend that an endpoint asks for; what it needs is imported now."""
+    scheme = scheme_of(endpoint)
+    return cast("MemberBackend", _imported(_BY_SCHEME[scheme].backend if scheme else _FIXED))
+
+
+def records_at(endpoint: str, config: Mapping[str, object], timeout_s: float) -> Records:
+    """The records of the runs at an endpoint that has a scheme; each call of the register may take `timeout_s`.
+
+    `config` are the options for etcd.  ValueError for what cannot be read, RendezvousError where nothing can be reached.
+    """
+    return cast("Records", _imported(_BY_SCHEME[scheme_of(endpoint)].records)(endpoint, config, timeout_s))
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"rallypoint.backends.{module}"), attribute)

@@ -1,0 +1,43 @@
+"""The endpoint `etcd-v2://a:2379,b:2379`: a key in etcd, by its API v2, names the server that the nodes elect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rallypoint.backends.endpoints import without_scheme
+from rallypoint.backends.etcd_v2_client import CONNECTION, DEFAULT_PORT, client_with, connect
+from rallypoint.backends.membership import CHOICES, HEARTBEATS, SERVER_PORT, TIMES, MemberBackend, MemberRequest
+from rallypoint.backends.options import Option
+from rallypoint.client.addresses import address_among
+from rallypoint.client.background import run_in_thread
+from rallypoint.client.member import Member
+from rallypoint.location.registers.backend import BackendRegister
+from rallypoint.net import parse_endpoints, written
+from rallypoint.stores.documents import ETCD_V2_FOLDER
+from rallypoint.stores.etcd_v2_document import EtcdV2Document
+
+OPTIONS: tuple[Option[Any], ...] = (*TIMES, *HEARTBEATS, SERVER_PORT, *CONNECTION, *CHOICES)
+
+
+def create_member(request: MemberRequest) -> Member:
+    """A membership by one key of etcd's."""
+    members = parse_endpoints(without_scheme(request.endpoint), DEFAULT_PORT)
+    endpoints = [written(*member) for member in members]
+    timeout_s = request.medium_call_s
+
+    def open_document() -> EtcdV2Document:
+        client = client_with(request.options, members, timeout_s)
+        connect(client, timeout_s, f"etcd at {','.join(endpoints)}")
+        return EtcdV2Document(client, request.run_id, ETCD_V2_FOLDER)
+
+    locator = request.elected(
+        lambda _: BackendRegister(open_document, owned=True),
+        f"etcd-v2://{','.join(endpoints)}",
+        *(request.options[option] for option in CONNECTION),
+        address=request.node.address or run_in_thread(lambda: address_among(endpoints)),
+    )
+    return request.member(locator)
+
+
+ETCD_V2 = MemberBackend("etcd-v2", OPTIONS, create_member)
+"""A key in etcd, by its API v2, names the server."""

@@ -1,0 +1,278 @@
+"""What all backends share: their options, and how a membership is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import msgspec
+
+from rallypoint.backends.options import (
+    Option,
+    OptionValues,
+    check_bounds,
+    check_run_id,
+    choice,
+    flag,
+    number,
+    ports,
+    read_options,
+    seconds,
+    text,
+)
+from rallypoint.client.identity import this_node
+from rallypoint.client.locator import Locator
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import Serve, serve_here
+from rallypoint.location.elected import ElectedLocator
+from rallypoint.location.election_driver import ElectionDriver
+from rallypoint.location.member import LocatedMember
+from rallypoint.location.register import Register
+from rallypoint.messages.types import Bounds, Node, OnGiveUp, Role, Settings
+
+JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
+LAST_CALL = seconds(
+    "last_call_timeout", 30.0, "how long a first round waits for more nodes once min are here", or_zero=True
+)
+CLOSE_TIMEOUT = seconds(
+    "close_timeout", 30.0, "how long shutdown waits for those who depend on this process", or_zero=True
+)
+READ_TIMEOUT = seconds("read_timeout", 60.0, "how long one question to the server may take")
+OUTAGE_GRACE = seconds("outage_grace", 300.0, "how long workers run on while the server is away", or_zero=True)
+REGROUP_TIMEOUT = seconds("regroup_timeout", 60.0, "how long live members are awaited back", or_zero=True)
+ADMIT_DELAY = seconds("admit_delay", 0.0, "how old a round must be before newcomers are admitted", or_zero=True)
+RANK = number("rank", None, "the rank that this node would like to have", at_least=0)
+TOPOLOGY = text("topology", "", "where this node is, as a path: ranks of neighbours are neighbours")
+ROLE = choice("role", ("member", "spare"), "member", "whether this node takes part or stands by")
+ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the run does when a member gives up")
+NAME = text("node_name", "", "what this node is called; by default its host name")
+
+AUTO, OURS, TORCH, ETCD = "auto", "rallypoint", "torch", "etcd"
+STORE = choice(
+    "store", (AUTO, TORCH, OURS), AUTO, "whose server a round's store gets: torch's, ours, or torch's under torchrun"
+)
+
+CALL_S = 5.0
+"""How long one call of a register's medium is tried at most; then what is wrong is said, and it is tried anew."""
+
+HEARTBEAT_INTERVAL = seconds("heartbeat_interval", 1.0, "how often a node says that it is there")
+HEARTBEAT_TIMEOUT = seconds("heartbeat_timeout", 5.0, "how long a silent node is waited for")
+KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", None, "PyTorch's name for heartbeat_interval")
+KEEP_ALIVE_ATTEMPTS = number(
+    "keep_alive_max_attempt", None, "times keep_alive_interval: the heartbeat_timeout", at_least=1
+)
+IS_HOST = flag("is_host", None, "whether this process serves the endpoint")
+SERVER_PORT = ports("server_port", "the port on which this process serves when it is elected")
+
+HEARTBEATS: tuple[Option[Any], ...] = (HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS)
+TIMES: tuple[Option[Any], ...] = (JOIN_TIMEOUT, LAST_CALL, CLOSE_TIMEOUT, READ_TIMEOUT)
+CHOICES: tuple[Option[Any], ...] = (
+    OUTAGE_GRACE,
+    REGROUP_TIMEOUT,
+    ADMIT_DELAY,
+    RANK,
+    TOPOLOGY,
+    ROLE,
+    ON_GIVE_UP,
+    NAME,
+    STORE,
+)
+"""Between the two stands how a backend tells that a node is gone."""
+
+
+class MemberRequest(msgspec.Struct, frozen=True):
+    """What a backend makes a membership from.
+
+    A program that `trains` in this process would be slow to serve, and lets others come first (rule 17b).
+    """
+
+    endpoint: str
+    run_id: str
+    bounds: Bounds
+    settings: Settings
+    node: Node
+    serve_store: Serve
+    options: OptionValues
+    trains: bool
+
+    @property
+    def medium_call_s(self) -> float:
+        """How long one call of a register's medium may take.
+
+        A medium that hangs must not keep a node from hearing of a new server within that one's hold (rule 17f).
+        """
+        limits = (CALL_S, self.options[READ_TIMEOUT], self.options[JOIN_TIMEOUT] / 2)
+        return min(*limits, self.settings.reconnect_backoff_s)
+
+    def member(self, locator: Locator, kind: Callable[..., Member] = LocatedMember, **more: Any) -> Member:
+        """A membership through the server that a locator finds."""
+        return kind(
+            locator,
+            self.run_id,
+            self.bounds,
+            self.settings,
+            self.node,
+            call_s=self.options[READ_TIMEOUT],
+            close_s=self.options[CLOSE_TIMEOUT],
+            serve_store=self.serve_store,
+            **more,
+        )
+
+    def elected(
+        self,
+        open_register: Callable[[Callable[[], bool]], Register],
+        where: str,
+        *key: Hashable,
+        address: str,
+        rest_s: float | None = None,
+        is_host: bool | None = None,
+    ) -> ElectedLocator:
+        """Finds the elected server of the run, as `elected_locator` does."""
+        return elected_locator(
+            self.run_id,
+            open_register,
+            self.settings,
+            where=where,
+            key=(where, *key),
+            address=address,
+            ports=self.options[SERVER_PORT],
+            rest_s=rest_s,
+            is_host=is_host,
+            trains=self.trains,
+        )
+
+
+def elected_locator(
+    run_id: str,
+    open_register: Callable[[Callable[[], bool]], Register],
+    settings: Settings,
+    *,
+    where: str,
+    key: tuple[Hashable, ...],
+    address: str,
+    ports: tuple[int, ...],
+    rest_s: float | None,
+    is_host: bool | None = None,
+    trains: bool = False,
+) -> ElectedLocator:
+    """Finds the elected server of a run; nodes of this process with the same key, run and address share an election.
+
+    `where` is the medium in words.  `rest_s` is how long the claim's beat may rest there; None: for the heartbeat time-out.
+    """
+
+    def start() -> ElectionDriver:
+        return ElectionDriver(
+            run_id,
+            open_register,
+            address=address,
+            ports=ports,
+            rest_s=rest_s or settings.heartbeat_timeout_s,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            is_host=is_host,
+            trains=trains,
+        )
+
+    return ElectedLocator((*key, run_id, address, ports), where, start)
+
+
+class MemberBackend(msgspec.Struct, frozen=True):
+    """A backend: its name, its options, how it makes a membership.
+
+    `unfit` are options of other backends that somebody may bring along, each with the half sentence that says what to do.
+    """
+
+    name: str
+    options: tuple[Option[Any], ...]
+    create: Callable[[MemberRequest], Member]
+    unfit: Mapping[str, str] = {}
+
+    def open(
+        self,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None,
+        config: Mapping[str, object],
+        *,
+        under_torch: bool = False,
+        trains: bool = False,
+    ) -> tuple[Member, float]:
+        """A membership, and how long a join of it may take; ValueError for what cannot be.
+
+        Under torch, torch serves the stores unless the options say otherwise.
+        """
+        check_run_id(run_id)
+        check_bounds(min_nodes, max_nodes)
+        for name, instead in self.unfit.items():
+            if config.get(name) is not None:
+                raise ValueError(f"The backend {self.name!r} has no option {name!r}: {instead}.")
+        options = read_options(self.name, config, self.options)
+        request = MemberRequest(
+            endpoint,
+            run_id,
+            Bounds(min_nodes, max_nodes),
+            settings_from(options),
+            node_from(local_addr, options),
+            store_server(options[STORE], under_torch=under_torch),
+            options,
+            trains,
+        )
+        return self.create(request), options[JOIN_TIMEOUT]
+
+
+def node_from(local_addr: str | None, options: OptionValues) -> Node:
+    """This process as a node, with what it wishes."""
+    return this_node(
+        options[NAME],
+        address=local_addr or "",
+        wanted_rank=options[RANK],
+        topology=options[TOPOLOGY],
+        role=Role(options[ROLE]),
+    )
+
+
+def settings_from(options: OptionValues) -> Settings:
+    """The run's settings; PyTorch's words for heartbeats are taken where ours are not given."""
+    interval, timeout = options[HEARTBEAT_INTERVAL], options[HEARTBEAT_TIMEOUT]
+    if HEARTBEAT_INTERVAL not in options:
+        interval = options[KEEP_ALIVE_INTERVAL] or interval
+    if HEARTBEAT_TIMEOUT not in options and (KEEP_ALIVE_INTERVAL in options or KEEP_ALIVE_ATTEMPTS in options):
+        timeout = interval * (options[KEEP_ALIVE_ATTEMPTS] or 3)
+    if timeout <= interval:
+        raise ValueError(
+            f"heartbeat_timeout is {timeout:g} s and heartbeat_interval {interval:g} s: a node would be lost between two "
+            f"beats; make the time-out at least three times the interval"
+        )
+    return settings_with(options, interval_s=interval, timeout_s=timeout, last_call_s=options[LAST_CALL])
+
+
+def settings_with(options: OptionValues, *, interval_s: float, timeout_s: float, last_call_s: float) -> Settings:
+    """The run's settings; a node is heard each interval, and given up when nothing is heard for `timeout_s`."""
+    return Settings(
+        last_call_s=last_call_s,
+        regroup_s=options[REGROUP_TIMEOUT],
+        admit_delay_s=options[ADMIT_DELAY],
+        heartbeat_interval_s=interval_s,
+        heartbeat_timeout_s=timeout_s,
+        outage_grace_s=options[OUTAGE_GRACE],
+        # Who pauses for longer between two attempts than it is waited for is lost with every short outage.
+        reconnect_backoff_s=min(Settings().reconnect_backoff_s, timeout_s / 2),
+        on_give_up=OnGiveUp(options[ON_GIVE_UP]),
+    )
+
+
+def store_server(asked: str, *, under_torch: bool) -> Serve:
+    """Which store implementation this node serves if it is rank 0 (rule 12).
+
+    All of them speak the same wire format, so nodes of one world need not agree.
+    """
+    if asked in (OURS, ETCD) or (asked == AUTO and not under_torch):
+        return serve_here
+    try:
+        from rallypoint.torch_bridge.tcp_store import serve
+    except ImportError as exc:
+        raise ValueError(
+            f"store=torch needs torch, which cannot be imported ({exc}): install rallypoint[torch], or leave the option out"
+        ) from exc
+    return serve

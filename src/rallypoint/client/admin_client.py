@@ -1,0 +1,217 @@
+"""Asks a server about its runs, or administers them, on a plain blocking socket, one request at a time.
+
+Whatever is at the other end, the client learns it within seconds and says it in a sentence.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from types import TracebackType
+from typing import TypeVar
+
+from rallypoint import protocol
+from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.net import written
+
+PATIENCE_S = 3.0
+FRAME_LIMIT = 1024 * 1024
+"""A page of nodes with long names is larger than anything that a node is sent."""
+UNANSWERED = "unanswered"
+"""Why something was not done, beside the protocol's reasons: no server answered."""
+PROBE_AFTER_S = 0.3
+"""How long an endpoint may be silent before it is asked whether it is an HTTP server, which waits for a request."""
+_CHUNK = 64 * 1024
+
+A = TypeVar("A", protocol.Runs, protocol.Status, protocol.Done)
+
+
+class NotDoneError(RendezvousError):
+    """It was not done, and the sentence says why; `reason` is a name for it, if it has one."""
+
+    def __init__(self, why: str, reason: str = "") -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+class AdminClient:
+    """A connection that belongs to no node.  Each answer may take `patience_s`, connecting as long or `connect_s`.
+
+    `secret` is that of the claim of an elected server, from its register; a server at a fixed address has none.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        patience_s: float = PATIENCE_S,
+        secret: str = "",
+        *,
+        connect_s: float | None = None,
+    ) -> None:
+        self.where = written(host, port)
+        self._patience_s = patience_s
+        self._secret = secret
+        self._is_welcome = False
+        self._is_probed = False
+        self._reader = protocol.Reader(FRAME_LIMIT)
+        self._heard: deque[protocol.FromServer] = deque()
+        self._asked = 0
+        self._socket = self._connect(host, port, patience_s if connect_s is None else connect_s)
+        try:
+            self._say(protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
+            # Nothing is asked before the welcome: what arrives after a goodbye would make the kernel discard it.
+            greeting = self._hear(protocol.Welcome, protocol.Challenge)
+            if isinstance(greeting, protocol.Challenge):
+                self._prove(greeting)
+            self._is_welcome = True
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> AdminClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def runs(self) -> protocol.Runs:
+        """Which runs there are."""
+        return self._ask(protocol.AskRuns(self._next()), protocol.Runs)
+
+    def status(self, run_id: str) -> protocol.Status:
+        """Where a run stands."""
+        return self._ask(protocol.AskStatus(self._next(), run_id), protocol.Status)
+
+    def statuses(self) -> list[protocol.Status]:
+        """Where every run stands, of the first by name."""
+        return [status for line in self.runs().runs if (status := self._status_if_any(line.run_id)) is not None]
+
+    def close_run(self, run_id: str, why: str = "") -> None:
+        """Close a run for everybody."""
+        self._ask(protocol.AskClose(self._next(), run_id, why), protocol.Done)
+
+    def evict(self, run_id: str, node: str, for_s: float | None = None, why: str = "") -> str:
+        """Give a node up, by its name or id, and keep it out for so long (None: the server decides); what was done."""
+        return self._ask(protocol.AskEvict(self._next(), run_id, node, for_s, why), protocol.Done).why
+
+    def lift(self, run_id: str, node: str) -> str:
+        """Let a node in again that was evicted, by its name or id; what was done."""
+        return self._ask(protocol.AskLift(self._next(), run_id, node), protocol.Done).why
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _status_if_any(self, run_id: str) -> protocol.Status | None:
+        """Where a run stands; None where it ended between the two questions."""
+        try:
+            return self.status(run_id)
+        except NotDoneError:
+            return None
+
+    def _connect(self, host: str, port: int, connect_s: float) -> socket.socket:
+        try:
+            return socket.create_connection((host, port), connect_s)
+        except TimeoutError:
+            why = f"nothing answered within {connect_s:.2g} s"
+        except (OSError, UnicodeError) as exc:
+            why = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+        advice = "; is `rallypoint serve` running there, and does its port let you in?"
+        raise RendezvousConnectionError(f"{self.where} cannot be reached: {why}{'' if self._secret else advice}")
+
+    def _prove(self, challenge: protocol.Challenge) -> None:
+        if not self._secret:
+            raise RendezvousConnectionError(
+                f"the server at {self.where} is part of a job: it answers only those who know the secret of its claim; "
+                f"name the register by which its nodes find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or "
+                f"file:///PATH"
+            )
+        self._say(protocol.frame(protocol.Proof(protocol.admin_mac(self._secret, challenge.nonce))))
+        self._hear(protocol.Welcome)
+
+    def _next(self) -> int:
+        self._asked += 1
+        return self._asked
+
+    def _ask(self, ask: protocol.Ask, kind: type[A]) -> A:
+        self._say(protocol.frame(ask))
+        answer = self._hear(protocol.Runs, protocol.Status, protocol.Done)
+        if isinstance(answer, protocol.Done) and not answer.done:
+            raise NotDoneError(f"{answer.why} at {self.where}", answer.reason)
+        if not isinstance(answer, kind):
+            raise RendezvousStateError(f"the server at {self.where} answered with {type(answer).__name__}, not in kind")
+        return answer
+
+    def _say(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except TimeoutError as exc:
+            raise self._silence() from exc
+        except OSError as exc:
+            raise self._hung_up() from exc
+
+    def _hear(self, *kinds: type[protocol.FromServer]) -> protocol.FromServer:
+        """The next message of these kinds; a goodbye and whatever else goes wrong is an error."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            while not self._heard:
+                self._receive(deadline)
+            message = self._heard.popleft()
+            if isinstance(message, protocol.Goodbye):
+                raise RendezvousConnectionError(f"the server at {self.where} hung up: {message.why}")
+            if isinstance(message, kinds):
+                return message
+
+    def _receive(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        wait = left if self._is_welcome or self._is_probed else min(left, PROBE_AFTER_S)
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(wait)
+            data = self._socket.recv(_CHUNK)
+        except TimeoutError as exc:
+            if wait < left:
+                return self._refuse_http()
+            raise self._silence() from exc
+        except OSError as exc:
+            raise self._hung_up() from exc
+        if not data:
+            raise self._hung_up()
+        try:
+            self._heard.extend(protocol.read(body, protocol.FROM_SERVER) for body in self._reader.feed(data))
+        except RendezvousStateError as exc:
+            raise RendezvousConnectionError(f"what listens at {self.where} is something else: {exc}") from exc
+
+    def _refuse_http(self) -> None:
+        """Name an HTTP server at once: it waits for a request, and would be silent for as long as we are."""
+        import asyncio
+
+        from rallypoint.client.locator import Target
+        from rallypoint.client.probe import what_answers
+
+        self._is_probed = True
+        host, port = self._socket.getpeername()[:2]
+        if found := asyncio.run(what_answers(Target((host,), port))):
+            raise RendezvousConnectionError(f"no rallypoint server is at {self.where}{found}; use another port")
+
+    def _silence(self) -> RendezvousConnectionError:
+        if self._is_welcome:
+            return RendezvousConnectionError(
+                f"the server at {self.where} did not answer within {self._patience_s:.2g} s: it may hang, or wait for what "
+                f"it has decided to be recorded"
+            )
+        return RendezvousConnectionError(
+            f"{self.where} took the connection and then said nothing for {self._patience_s:.2g} s: it may be something "
+            f"else, such as a web server or torch's TCPStore, or a server that hangs"
+        )
+
+    def _hung_up(self) -> RendezvousConnectionError:
+        if self._is_welcome:
+            return RendezvousConnectionError(f"the server at {self.where} ended before it answered")
+        return RendezvousConnectionError(
+            f"{self.where} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "
+            f"server that is just ending"
+        )

@@ -1,0 +1,479 @@
+"""The election of one run's server as it happens in this process: the register, the sockets and the clock around it.
+
+`election` decides; this carries it out on the background loop.  It makes the calls of the register, one at a time and off
+the loop, listens for changes while there is something to be found, binds the port and runs the service when this process is
+elected, and tells the links of this process where to connect.  All nodes of a process in one run share one driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rallypoint.client.identity import process_token
+from rallypoint.client.locator import Seeker, Target
+from rallypoint.client.view import State
+from rallypoint.core.model import Phase, Run
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.location.actions import (
+    Action,
+    Bind,
+    ClaimedAgain,
+    Connect,
+    Doubt,
+    Ended,
+    Listen,
+    ReadRecord,
+    Recorded,
+    Renewed,
+    Serve,
+    Stop,
+    Unbind,
+    WriteRecord,
+)
+from rallypoint.location.call_queue import CallQueue
+from rallypoint.location.change_listener import ChangeListener
+from rallypoint.location.claiming import Claimant
+from rallypoint.location.election import SUSPICIOUS, Election
+from rallypoint.location.places import ranks_of_process
+from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
+from rallypoint.server.effects import Effects
+from rallypoint.server.recording import tell
+from rallypoint.server.service import Service, mint
+from rallypoint.server.sockets import listen_on_first, ports_in_words
+
+log = logging.getLogger("rallypoint.server")
+
+HAND_OVER_S = 1.0
+"""How long a handover is tried at least."""
+HURRIED_HAND_OVER_S = 0.25
+"""The same for a process that has no time left, as after Ctrl-C."""
+
+
+class ElectionDriver:
+    """One election.  On the background loop only, but for `serves_on`.
+
+    `open_register` is given `serves_on`.  `address` is where this process can be reached, `ports` are those that it may
+    serve on, in this order.  `trains` says that the program trains in this process, and would be slow to serve.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        open_register: Callable[[Callable[[], bool]], Register],
+        *,
+        address: str,
+        ports: tuple[int, ...] = (0,),
+        rest_s: float,
+        heartbeat_timeout_s: float,
+        is_host: bool | None = None,
+        trains: bool = False,
+    ) -> None:
+        self.run_id = run_id
+        self.users: list[Seeker] = []
+        self._address = address
+        self._ports = ports
+        self._trains = trains
+        self._loop = asyncio.get_running_loop()
+        self._register = open_register(self.serves_on)
+        self._calls = CallQueue(self._loop, "rallypoint-register")
+        self._changes = ChangeListener(self._loop, self._register, self._listened)
+        self._is_reached = False
+        """Whether the register answered the last call."""
+        self._refusal = ""
+        """What the register's medium said where it did not."""
+        self._token: Token | None = None
+        """That of the record as it was last read or written."""
+        self._heard: tuple[Token] | None = None
+        """That of a change which was heard of while a call was in flight: it may be that call's own."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._listener: socket.socket | None = None
+        self._service: Service | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._ran_at = 0.0
+        self._frozen_after_s = heartbeat_timeout_s / 2
+        self._target: Target | None = None
+        self._found = asyncio.Event()
+        self._done = asyncio.Event()
+        self._done_or_away = asyncio.Event()
+        self._unneeded = asyncio.Event()
+        self._is_ending = self._is_closed = False
+        self._election = Election(
+            run_id,
+            self._candidate,
+            mint=mint,
+            chance=random.random,
+            rest_s=rest_s,
+            is_host=is_host,
+            secret=lambda: secrets.token_hex(16),
+        )
+
+    # For locators -------------------------------------------------------------------------------------------------
+
+    async def find(self, seeker: Seeker) -> Target:
+        """Where the server is, as far as is known; waits where nothing is."""
+        if seeker not in self.users:
+            self.users.append(seeker)
+        self._do(self._election.look(time.monotonic()))
+        if not self._found.is_set():
+            # No server is known: until one is, the node waits with the election's reason (rule 11).
+            seeker.session.ended(time.monotonic())
+        await self._found.wait()
+        assert self._target is not None, "it was found"
+        return self._target
+
+    def welcomed(self, seeker: Seeker, target: Target) -> None:
+        """The server there has taken a node in."""
+        epoch = seeker.session.serving.epoch
+        self._do(self._election.welcomed(target.claim_id, epoch, time.monotonic()))
+
+    def failed(self, target: Target, *, refused: bool) -> None:
+        """A connection there could not be made, or ended."""
+        self._do(self._election.failed(target.claim_id, time.monotonic(), refused=refused))
+
+    def beat(self, seeker: Seeker) -> None:
+        """A node beats: if it does not hear the server, the register is read."""
+        now = time.monotonic()
+        if not self._hears(seeker, now):
+            self._do(self._election.look(now))
+        elif all(self._hears(user, now) for user in self.users):
+            self._do(self._election.content(now))
+
+    def explain(self, trouble: str) -> str:
+        """Why the server is not reached."""
+        if self._target is None:
+            return self._election.why
+        why = "" if self._election.is_content else f"; {self._election.why}"
+        return f"{self._target.in_words}: {trouble}{why}"
+
+    def doubt(self) -> str:
+        """What is wrong with a server that cannot renew its claim: what the register says to this process."""
+        server = "the server" if self._target is None else self._target.in_words
+        said = f" ({self._refusal})" if self._refusal else ""
+        return f"{server} answers, but cannot renew its claim, and seals nothing until it can{said}"
+
+    async def leave(self, seeker: Seeker, timeout_s: float) -> bool:
+        """A node has no more use for the server; the last one of this process ends the election here."""
+        deadline = time.monotonic() + timeout_s
+        at_least_s = HAND_OVER_S if timeout_s > 0 else HURRIED_HAND_OVER_S
+        if seeker in self.users and len(self.users) > 1:
+            self.users.remove(seeker)
+            return True
+        self._is_ending = True
+        if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
+            self._unneeded.clear()
+            await _within(self._unneeded.wait(), timeout_s)
+        self._done_or_away.clear()
+        self._hand_over()
+        # Where the register is away there is nothing to be waited for: the others will find this address refused.
+        if self._is_reached:
+            await _within(self._done_or_away.wait(), max(deadline - time.monotonic(), at_least_s))
+        handed_over = await _within(self._done.wait(), at_least_s)
+        if seeker in self.users:
+            self.users.remove(seeker)
+        await self._close()
+        return handed_over
+
+    async def abandon(self, seeker: Seeker) -> None:
+        """A node is gone without a word; with the last one of this process the claim is left behind."""
+        if seeker in self.users:
+            self.users.remove(seeker)
+        if not self.users:
+            self._is_ending = True
+            await self._close()
+
+    @property
+    def hosts_medium(self) -> bool:
+        """Whether the register's medium lives in this process, and no other node of it is left to keep it."""
+        return bool(self._register.is_hosted_here) and len(self.users) < 2
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ends or has ended: the next node of this process needs another one."""
+        return self._is_ending
+
+    def serves_on(self) -> bool:
+        """Whether the loop has run lately; from any thread (rule 17e)."""
+        return time.monotonic() - self._ran_at < self._frozen_after_s
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _hears(self, seeker: Seeker, now: float) -> bool:
+        """Whether a node hears a server that is sure of its claim."""
+        session = seeker.session
+        silent = now - session.heard_at > SUSPICIOUS * session.view.settings.heartbeat_timeout_s
+        return session.welcomed and not silent and not session.serving.in_doubt
+
+    def _candidate(self) -> Claimant:
+        """What this process knows of its own nodes."""
+        sessions = [user.session for user in self.users]
+        first = sessions[0]
+        seal_id, ranks = ranks_of_process(sessions)
+        newest = max(sessions, key=lambda session: session.view.round_seen).view
+        return Claimant(
+            bounds=first.view.bounds,
+            settings=first.view.settings,
+            incarnation=newest.incarnation,
+            round=newest.round_seen,
+            seal_id=seal_id,
+            ranks=ranks,
+            # One that knows that the run is closed has no use for a server either.
+            leaving=all(session.has_left or session.view.state is State.CLOSED for session in sessions),
+            delivers=not all(session.is_heard for session in sessions),
+            trains=self._trains,
+            heard_at=max(session.answered_at for session in sessions),
+            hosts=self._register.is_hosted_here,
+        )
+
+    def _do(self, actions: list[Action]) -> None:
+        if self._is_closed:
+            return
+        try:
+            for action in actions:
+                self._perform(action)
+        except Exception:  # a mistake of our own must not end the election of a run that goes on
+            log.exception("run %r: what the election decided was not done", self.run_id)
+        if self._election.is_done:
+            self._done.set()
+            self._done_or_away.set()
+        self._listen()
+        self._plan()
+
+    def _perform(self, action: Action) -> None:
+        now = time.monotonic()
+        if isinstance(action, (ReadRecord, WriteRecord)):
+            self._call(action)
+        elif isinstance(action, Bind):
+            # Off the loop, because an address may be a name, and name services take their time.
+            self._calls.call(lambda: listen_on_first(self._address, self._ports), self._bound)
+        elif isinstance(action, Unbind):
+            self._unbind()
+        elif isinstance(action, Connect):
+            claim = action.claim
+            self._go_to(Target(claim.addresses, claim.port, claim.secret, claim.id))
+        elif isinstance(action, Serve):
+            self._serve(action)
+        elif isinstance(action, Stop):
+            self._stop(action)
+        elif isinstance(action, Ended):
+            for user in self.users:
+                user.tell_ended(action.how)
+        elif isinstance(action, Listen):
+            self._token = action.token
+        elif self._service is not None:
+            coordinator = self._service.coordinator
+            if isinstance(action, Recorded):
+                self._service.recorded(action.run_id)
+            elif isinstance(action, Renewed):
+                self._service.perform(coordinator.renewed(action.run_id, action.asked_at, now))
+            elif isinstance(action, Doubt):
+                log.warning("run %r: %s", self.run_id, action.why or "the claim is renewed, and nothing is in doubt")
+                self._service.perform(coordinator.set_doubt(action.why, now))
+            else:
+                assert isinstance(action, ClaimedAgain), f"{action!r} is done"
+                log.info("run %r: claimed again, with epoch %d", self.run_id, action.epoch)
+                coordinator.claimed_again(action.epoch)
+
+    def _plan(self) -> None:
+        due = self._election.wake_at()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None and due != float("inf"):
+            self._timer = self._loop.call_at(max(due, time.monotonic() + 0.001), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self._election.tick(time.monotonic()))
+
+    # The register -------------------------------------------------------------------------------------------------
+
+    def _call(self, call: ReadRecord | WriteRecord) -> None:
+        register = self._register
+        if isinstance(call, ReadRecord):
+            self._calls.call(register.read, lambda entry, problem: self._answered(call, entry, problem))
+        else:
+            value, token = call.value, call.token
+            self._calls.call(
+                lambda: register.write(value, token), lambda entry, problem: self._answered(call, entry, problem)
+            )
+
+    def _answered(self, call: ReadRecord | WriteRecord, entry: Entry | None, problem: Exception | None) -> None:
+        if self._is_closed:
+            return
+        now, election = time.monotonic(), self._election
+        self._is_reached = problem is None
+        self._refusal = "" if problem is None else str(problem) or repr(problem)
+        if problem is not None:
+            if not isinstance(problem, (RendezvousConnectionError, RendezvousStateError)):
+                log.error("the register of run %r failed: %r", self.run_id, problem, exc_info=problem)
+            if isinstance(problem, RegisterRefusedError):
+                for user in self.users:
+                    user.refuse(problem.problem)
+            self._done_or_away.set()
+            self._do(election.away(self._refusal, now))
+            return
+        if entry is not None:
+            self._token = entry.token
+        if isinstance(call, ReadRecord):
+            self._token = entry.token if entry is not None else None
+            self._do(election.read(entry, now))
+        else:
+            self._do(election.wrote(entry, now))
+        self._look_at_change()
+
+    def _listen(self) -> None:
+        """Listen for changes while this process looks for a server or serves."""
+        if self._election.is_content and self._election.serving is None:
+            self._changes.stop()
+        elif self._is_reached:
+            self._changes.listen(self._token)
+
+    def _listened(self, token: Token | None) -> None:
+        if token is not None:
+            self._heard = (token,)
+            self._look_at_change()
+        self._listen()
+
+    def _look_at_change(self) -> None:
+        """What was heard may be this process's own write, whose answer is then known or on its way."""
+        if self._heard is None or self._election.is_calling:
+            return
+        (token,), self._heard = self._heard, None
+        if token != self._token:
+            self._do(self._election.changed(time.monotonic()))
+
+    # Connecting ---------------------------------------------------------------------------------------------------
+
+    def _go_to(self, target: Target) -> None:
+        before, self._target = self._target, target
+        self._found.set()
+        if before is not None and before.claim_id != target.claim_id:
+            for user in self.users:
+                user.move()
+
+    # Serving ------------------------------------------------------------------------------------------------------
+
+    def _bound(self, listener: socket.socket | None, problem: Exception | None) -> None:
+        now = time.monotonic()
+        if self._is_closed:
+            if listener is not None:
+                listener.close()
+        elif listener is None:
+            why = f"it cannot listen on {self._address}, port {ports_in_words(self._ports)}: {problem}"
+            self._do(self._election.not_bound(why, now))
+        else:
+            self._listener = listener
+            port: int = listener.getsockname()[1]
+            self._do(self._election.bound((self._address,), port, now))
+
+    def _unbind(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._calls.call(self._register.resign, _ignore)
+
+    def _serve(self, serve: Serve) -> None:
+        listener, self._listener = self._listener, None
+        assert listener is not None, "who claims has a port"
+        claim = serve.claim
+        log.info("run %r: this process serves from now on, at %s:%d", self.run_id, claim.addresses[0], claim.port)
+        self._ran_at = time.monotonic()
+        self._service = Service(
+            only_run=self.run_id,
+            tell=tell,
+            process=process_token(),
+            own_place=ranks_of_process([user.session for user in self.users]),
+            claim_id=claim.id,
+            secret=claim.secret,
+            pause_s=claim.rest_s / 2,
+            restored=[(serve.run, serve.record.epoch)],
+            acted=self._acted,
+        )
+        self._starting = self._loop.create_task(self._service.start(listener))
+
+    def _acted(self, effects: Effects) -> None:
+        """The server took an input: what it wants to be recorded, and what it must know of its claim."""
+        service, serving, now = self._service, self._election.serving, time.monotonic()
+        self._ran_at = now
+        if service is None or serving is None:
+            return
+        coordinator = service.coordinator
+        for each in effects.records:
+            serving.want(each.run, each.own_ranks)
+        for incarnation, epoch in effects.epochs_heard:
+            serving.hear_epoch(incarnation, epoch)
+        for run in effects.deserted:
+            serving.relinquish(run, now)
+        is_new = coordinator.met and serving.meet()
+        must_renew, coordinator.must_renew = coordinator.must_renew, False
+        if must_renew:
+            serving.renew(now)
+        if effects.records or effects.epochs_heard or effects.deserted or is_new or must_renew:
+            self._do(self._election.tick(now))
+        if self._may_go():
+            self._unneeded.set()
+
+    def _may_go(self) -> bool:
+        """Whether nobody needs this process to serve: no node is connected, or the record tells them that the run is closed.
+
+        A record that ends with this process tells nobody.
+        """
+        service = self._service
+        if service is None or not service.coordinator.is_attended:
+            return True
+        return self._run(service).phase is Phase.CLOSED and not self.hosts_medium
+
+    def _run(self, service: Service) -> Run:
+        return service.coordinator.runs.known[self.run_id].run
+
+    def _stop(self, stop: Stop) -> None:
+        log.info("run %r: this process serves no longer: %s", self.run_id, stop.why)
+        service, self._service = self._service, None
+        if service is not None:
+            service.perform(service.coordinator.step_down(stop.why))
+            self._loop.create_task(self._end_service(service))
+        self._unneeded.set()
+        self._calls.call(self._register.resign, _ignore)
+
+    async def _end_service(self, service: Service) -> None:
+        if self._starting is not None:
+            await self._starting
+        await service.stop()
+
+    def _hand_over(self) -> None:
+        run = None if self._service is None else self._run(self._service)
+        self._do(self._election.leave(run, time.monotonic()))
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._service is not None:
+            await self._end_service(self._service)
+            self._service = None
+        if self._listener is not None:
+            self._listener.close()
+        self._changes.close()
+        self._calls.call(self._register.close, _ignore)
+        self._calls.close()
+
+
+def _ignore(result: object, problem: Exception | None) -> None:
+    """What is let go of in vain expires by itself."""
+    if problem is not None:
+        log.debug("not let go of: %s", problem)
+
+
+async def _within(what: Coroutine[Any, Any, Any], timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(what, timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        return False
+    return True

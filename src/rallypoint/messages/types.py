@@ -1,0 +1,120 @@
+"""The nouns that both ends of a connection share: nodes, bounds, settings, and why a node leaves.  All of it is immutable."""
+
+from __future__ import annotations
+
+import enum
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Token = Annotated[str, Meta(max_length=128)]
+Text = Annotated[str, Meta(max_length=4096)]
+Why = Annotated[str, Meta(max_length=1024)]
+"""A reason that somebody gave: short enough to stand in a sentence of ours."""
+Count = Annotated[int, Meta(ge=0, le=2**31)]
+Round = Annotated[int, Meta(ge=0, le=2**53)]
+Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Role(enum.Enum):
+    """What a node came for."""
+
+    MEMBER = "member"
+    SPARE = "spare"
+
+
+class Reason(enum.Enum):
+    """Why a node left (rule 8).  Only `FINISHED` leaves the world whole."""
+
+    FINISHED = "finished"
+    WITHDREW = "withdrew"
+    GAVE_UP = "gave up"
+
+
+class Ending(enum.Enum):
+    """How a run closed (rule 8)."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class OnGiveUp(enum.Enum):
+    """What the run does when a member gives up: `AUTO` closes where min = max and waits for a replacement elsewhere."""
+
+    AUTO = "auto"
+    WAIT = "wait"
+    CLOSE = "close"
+
+
+class Node(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process that takes part (rule 2).
+
+    `id` is minted by the process, so a restarted process is another node; `name` is what stays (a host, a slot) and is
+    what people read.  `store` is where this node would serve the bootstrap store if it became rank 0 (rule 12): bound
+    before it joins, so that the sealed world can carry it.
+    """
+
+    id: Name
+    name: Name
+    address: Token = ""
+    store: Token = ""
+    wanted_rank: Count | None = None
+    topology: Text = ""
+    role: Role = Role.MEMBER
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How many nodes a world has, at least and at most (rule 1)."""
+
+    min: Size
+    max: Size
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise ValueError(f"bounds must satisfy 1 <= min <= max, not {self.min}:{self.max}")
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.max}" if self.min != self.max else str(self.min)
+
+
+class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The times and choices of a run, set by whoever founds it."""
+
+    last_call_s: Seconds = 30.0
+    regroup_s: Seconds = 60.0
+    admit_delay_s: Seconds = 0.0
+    closed_ttl_s: Seconds = 60.0
+    reconnect_grace_s: Seconds = 0.15
+    heartbeat_interval_s: Seconds = 1.0
+    heartbeat_timeout_s: Seconds = 5.0
+    outage_grace_s: Seconds = 300.0
+    reconnect_backoff_s: Seconds = 2.0
+    crash_pause_s: Seconds = 1.0
+    crash_pause_limit_s: Seconds = 60.0
+    crash_memory_s: Seconds = 600.0
+    rank_policy: Name = "sticky"
+    on_give_up: OnGiveUp = OnGiveUp.AUTO
+
+    @property
+    def hold_s(self) -> float:
+        """How long after its start a server without a record can still hear of an earlier life (rule 14)."""
+        return self.heartbeat_timeout_s + self.reconnect_backoff_s
+
+
+def is_loopback(node: Node) -> bool:
+    """Whether a node gives an address that only its own machine can reach (rule 2)."""
+    return _is_loopback(node.address)
+
+
+@lru_cache(maxsize=4096)
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,153 @@
+"""The record of a run (rules 14, 17): what a register or a state file holds, before anybody hears of it (rule 17c).
+
+One format for both.  It has a version, bounds on every part, and a fresh id with each write, so that a lost answer can
+be looked up.  A register's record has a claim, which names the process that serves; a state file's has none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from rallypoint import codec
+from rallypoint.core import recovery
+from rallypoint.core.changes import change
+from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, RecordedWorld, Run, rank_bitmap
+from rallypoint.messages.types import Bounds, Count, Ending, Name, Round, Settings, Text, Token
+
+LIMIT = 512 * 1024
+"""A record of a million finished ranks has a third of this."""
+SHORTEST_REST_S, LONGEST_REST_S = 1.0, 120.0
+MOST_RANKS = 1024
+"""How many ranks of one process a claim names."""
+_ADVICE = "; if nothing else uses that name, delete it, and the nodes tell the next server what they know"
+
+
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The server of a run: one life of one process.
+
+    `ranks` are those of its process in the recorded world.  `beat` grows while the server lives; a beat that rests for
+    longer than `rest_s` is stale (rule 17a).
+    """
+
+    id: Name
+    addresses: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=16)]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    rest_s: Annotated[float, Meta(ge=SHORTEST_REST_S, le=LONGEST_REST_S)]
+    secret: Token = ""
+    ranks: Annotated[tuple[Count, ...], Meta(max_length=MOST_RANKS)] = ()
+    beat: Round = 0
+
+
+class RecordedEnding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an incarnation ended."""
+
+    ending: Ending
+    why: Text = ""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that must outlive a server.
+
+    The epoch grows by one with every claim; the round continues across incarnations.  `world` is the only one that can be
+    current; `closing` is how this incarnation ended, `last` how the one before it did.  `met` is the epoch of the last claim
+    under which a node of another process was welcomed: it is carried from claim to claim.
+    """
+
+    run_id: Name
+    incarnation: Token
+    epoch: Round
+    round: Round
+    write_id: Name
+    bounds: Bounds
+    settings: Settings = Settings()
+    claim: Claim | None = None
+    world: RecordedWorld | None = None
+    closing: RecordedEnding | None = None
+    last: EndedIncarnation | None = None
+    met: Round = 0
+
+    def __post_init__(self) -> None:
+        if self.world is not None and (not self.incarnation or self.world.round > self.round):
+            raise ValueError(f"round {self.world.round} is beyond round {self.round} of the run, or of no incarnation")
+        if self.world is not None and self.world.size > self.bounds.max:
+            raise ValueError(f"a world of {self.world.size} is recorded where {self.bounds.max} are the most")
+
+
+_RECORDS = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """A record as versioned JSON."""
+    return codec.wrap(record)
+
+
+def decode(data: bytes) -> Record:
+    """A record from bytes; a `RendezvousStateError` says what is wrong with what is no record."""
+    return codec.unwrap(data, _RECORDS, "record", LIMIT, _ADVICE)
+
+
+def of(run: Run, *, epoch: int, write_id: str, claim: Claim | None = None, handing_over: bool = False) -> Record:
+    """The record of a run as it is now; who hands over also says whether the world is broken (rule 17g)."""
+    closing = run.closing
+    incarnation, world = _world_of(run, handing_over=handing_over)
+    return Record(
+        run_id=run.run_id,
+        incarnation=incarnation,
+        epoch=epoch,
+        round=run.round,
+        write_id=write_id,
+        bounds=run.bounds,
+        settings=run.settings,
+        claim=claim,
+        world=world,
+        closing=None if closing is None else RecordedEnding(closing.ending, closing.why),
+        last=run.last,
+    )
+
+
+def _world_of(run: Run, *, handing_over: bool) -> tuple[str, RecordedWorld | None]:
+    if run.phase is Phase.RECOVERING:
+        return recovery.known_world(run) or (run.incarnation, None)
+    world = run.world
+    if world is None:
+        return run.incarnation, None
+    broken = handing_over and run.current is None
+    ranks = [rank for node_id in run.finished if (rank := run.ranks.get(node_id)) is not None]
+    return run.incarnation, RecordedWorld(
+        world.round,
+        world.seal_id,
+        world.size,
+        rank_bitmap(ranks),
+        len(run.finished) - len(ranks),
+        broken,
+        rank_bitmap(rank for node_id, rank in run.ranks.items() if broken and not _is_here(run, node_id)),
+    )
+
+
+def _is_here(run: Run, node_id: str) -> bool:
+    """Whether a member of the world has not left it, or has finished."""
+    return node_id in run.active or node_id in run.returned or node_id in run.finished
+
+
+def restored(record: Record, now: float, hold_s: float, predecessor: Predecessor | None = None) -> Run:
+    """The run as a server knows it that has just started with this record, and nothing else (rule 17f).
+
+    A closed incarnation stays closed; without a world nothing is awaited; otherwise the ranks of the recorded world have
+    `hold_s` to speak up, and those of the process that served before only until the predecessor's own time.
+    """
+    run = Run(
+        run_id=record.run_id,
+        incarnation=record.incarnation,
+        bounds=record.bounds,
+        settings=record.settings,
+        round=record.round,
+        last=record.last,
+    )
+    if record.closing is not None:
+        return change(run, phase=Phase.CLOSED, closing=Closing(record.closing.ending, record.closing.why, now))
+    if record.world is None:
+        return change(run, founded=record.claim is not None)
+    return recovery.without(recovery.with_recorded_world(run, record.world, now + hold_s), predecessor)
