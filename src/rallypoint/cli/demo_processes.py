@@ -1,206 +1,185 @@
-"""The demo's processes: started, listened to and ended here, and none other than these.
-
-Times are those of this process's own clock when it hears of something.
-"""
+"""The demo's processes: started, watched and ended here; a live table of them on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.cli.output import is_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 STEP_S = 15.0
-"""How long a step may take; every one takes a fraction of a second, more where starting Python is slow."""
-DRAW_S = 0.1
+"""How long a step may take; each takes a fraction of a second, more where starting Python is slow."""
+LOOK_S = 0.05
+"""How often the demo reads what its processes have printed."""
+PAUSE_S = 1.3
+"""The pause before each step on a terminal, so that people can follow."""
 
 
 class DemoError(Exception):
     """Something that should have happened did not."""
 
 
-class Interruption:
-    """A signal that asks for the end.  It is obeyed where nothing is half done.
+class Process:
+    """One process.  It prints into a file; its standard input stays open until it is told to finish."""
 
-    An exception out of a signal's handler may come in the middle of anything: of the start of a process, which is then never
-    ended, or while `Popen` holds a lock, which is then never let go.
+    def __init__(self, name: str, log: Path, arguments: tuple[str, ...]) -> None:
+        self.name = name
+        self.may_end = False
+        self.outcome = ""
+        self._output = log.with_suffix(".out")
+        self._errors = log.with_suffix(".err")
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            # In a session of its own, because Ctrl-C is for the demo, which then ends its processes itself.
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def lines(self) -> list[str]:
+        """The whole lines that it printed."""
+        return self._output.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+
+    def events(self) -> list[dict[str, Any]]:
+        """What a node reported; a server reports nothing."""
+        return [json.loads(line) for line in self.lines() if line.startswith("{")]
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The last event of a kind; empty where there was none."""
+        return next((found for found in reversed(self.events()) if found["event"] == event), {})
+
+    def kill(self) -> float:
+        """End it with SIGKILL, and return when."""
+        at = time.monotonic()
+        self.outcome = "killed"
+        self.popen.kill()
+        self.popen.wait()
+        return at
+
+    def finish(self) -> None:
+        """Let a node end by itself."""
+        self.may_end = True
+        assert self.popen.stdin is not None, "started with a pipe"
+        self.popen.stdin.close()
+
+    def look(self) -> None:
+        """Note its end, which is an error unless it was told to end and succeeded."""
+        code = self.popen.poll()
+        if code is not None and not self.outcome:
+            self.outcome = f"exit code {code}"
+            if code != 0 or not self.may_end:
+                complaints = self._errors.read_text(encoding="utf-8", errors="replace").strip() or "it said nothing"
+                raise DemoError(f"{self.name} ended with {self.outcome}: {complaints.splitlines()[-1]}")
+
+    def state(self) -> tuple[str, str]:
+        """What it is doing, and the colour of that."""
+        if self.outcome:
+            return self.outcome, "red" if self.outcome == "killed" else "dim"
+        if not self.lines():
+            return "starting", "dim"
+        events = self.events()
+        if not events:
+            return "serving", "cyan"
+        known = {"joining": "waiting", "changed": "regrouping", "finished": "finished"}.get(events[-1]["event"])
+        return (known, "yellow") if known else ("working", "green")
+
+
+class Demo:
+    """All processes of the demo, and what it says of them.  Leaving the block ends those that still run and removes their files.
+
+    A signal that asks for the end is obeyed only while the demo waits.  An exception from a signal handler could come at
+    any moment: while a process is started, which then nobody ends, or while `Popen` holds a lock.
     """
 
     def __init__(self) -> None:
-        self._number = 0
+        self.processes: list[Process] = []
+        self.folder = Path()
+        self._signal = 0
+        self._sentences: list[tuple[str, bool]] = []
+        self._is_live = is_terminal()
+        self._draw: Callable[[], None] = lambda: None
+        self._resources = ExitStack()
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """For `signal.signal`.  A second signal ends the process at once."""
-        if self._number:
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """For `signal.signal`.  A second signal ends the demo at once."""
+        if self._signal:
             raise SystemExit(128 + number)
-        self._number = number
+        self._signal = number
 
-    def obey(self) -> None:
-        """End with the exit code that a shell would give, if that was asked."""
-        if self._number:
-            raise SystemExit(128 + self._number)
-
-
-@dataclass(frozen=True)
-class Message:
-    """A line that a process printed, and when; what a node says is JSON."""
-
-    at: float
-    line: str
-    said: dict[str, Any] = field(default_factory=dict)
-
-
-Lines: TypeAlias = "queue.SimpleQueue[tuple[float, ChildProcess, str | None]]"
-"""What was printed, when and by whom; None when it has ended."""
-
-
-class ChildProcess:
-    """One process."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path, lines: Lines) -> None:
-        self.name = name
-        self.process = process
-        self.log = log
-        self.listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
-        self.messages: list[Message] = []
-        self.may_end = False
-        self.ended = False
-        self.outcome = ""
-
-    def take(self, at: float, line: str) -> None:
-        """It printed a line."""
-        said = json.loads(line) if line.startswith("{") else {}
-        self.messages.append(Message(at, line, said))
-
-    def last(self, event: str) -> Message | None:
-        """The last that it said of this kind."""
-        return next((message for message in reversed(self.messages) if message.said.get("event") == event), None)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """Its place in a world: round, rank, size, fence; empty before it has one."""
-        placed = self.last("placed")
-        return placed.said if placed is not None else {}
-
-    def order(self, words: str) -> None:
-        """Tell it something."""
-        assert self.process.stdin is not None, "started with a pipe"
-        self.process.stdin.write(f"{words}\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> float:
-        """SIGKILL; returns when."""
-        self.may_end = True
-        at = time.monotonic()
-        self.process.kill()
-        self.process.wait()
-        self.outcome = "killed"
-        return at
-
-    def _listen(self, lines: Lines) -> None:
-        assert self.process.stdout is not None, "started with a pipe"
-        for line in self.process.stdout:
-            lines.put((time.monotonic(), self, line.rstrip("\n")))
-        lines.put((time.monotonic(), self, None))
-
-    def last_error(self) -> str:
-        """The last thing that it complained of."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-class ProcessGroup:
-    """All processes of the demo; leaving the block ends those that are still there."""
-
-    def __init__(self, folder: Path, draw: Callable[[], None], interruption: Interruption) -> None:
-        self._folder = folder
-        self._interruption = interruption
-        self._draw = draw
-        self._started = 0
-        self._lines: Lines = queue.SimpleQueue()
-        self.children: list[ChildProcess] = []
-
-    def start(self, name: str, *module_and_arguments: str) -> ChildProcess:
-        """Start a Python module of ours."""
-        self._started += 1
-        log = self._folder / f"{self._started}-{name}.log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *module_and_arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                # A control-C is for the demo, which then ends them in its own order.
-                start_new_session=True,
-            )
-        child = ChildProcess(name, process, log, self._lines)
-        self.children.append(child)
-        child.listener.start()
-        return child
+    def start(self, name: str, *module_and_arguments: str) -> Process:
+        """Start a Python module."""
+        process = Process(name, self.folder / f"{len(self.processes)}-{name}", module_and_arguments)
+        self.processes.append(process)
+        return process
 
     def wait(self, until: Callable[[], bool], what: str) -> None:
-        """Wait until something is so; `what` says what in case it never is."""
+        """Wait until something is so; `what` says what, in case it never is."""
         deadline = time.monotonic() + STEP_S
         while not until():
             if time.monotonic() > deadline:
                 raise DemoError(f"within {STEP_S:.0f} s it did not happen that {what}")
-            self._hear(DRAW_S)
+            self._look()
 
-    def wait_for_ends(self, children: Iterable[ChildProcess], what: str) -> None:
-        """Wait until processes have ended, each with exit code 0."""
-        group = list(children)
-        for child in group:
-            child.may_end = True
-        self.wait(lambda: all(child.ended for child in group), what)
-        for child in group:
-            child.outcome = f"exit code {child.process.wait(STEP_S)}"
-            if child.process.returncode != 0:
-                raise DemoError(f"{child.name} ended with {child.outcome}: {child.last_error()}")
-
-    def linger(self, pause_s: float) -> None:
-        """Let time pass while listening."""
-        deadline = time.monotonic() + pause_s
-        while (left := deadline - time.monotonic()) > 0:
-            self._hear(min(left, DRAW_S))
-
-    def _hear(self, timeout_s: float) -> None:
-        self._interruption.obey()
-        try:
-            at, child, line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            self._draw()
-            return
-        if line is not None:
-            child.take(at, line)
-        else:
-            child.ended = True
-            if not child.may_end:
-                code = child.process.wait(STEP_S)
-                raise DemoError(f"{child.name} ended with exit code {code}: {child.last_error()}")
+    def say(self, sentence: str, *, heading: bool = False) -> None:
+        """Say which step comes next (a heading), or what came of it."""
+        pause_ends = time.monotonic() + (PAUSE_S if heading and self._is_live else 0)
+        while time.monotonic() < pause_ends:
+            self._look()
+        self._sentences.append((sentence if heading else f"  {sentence}", heading))
+        if not self._is_live:
+            print(self._sentences[-1][0], flush=True)
         self._draw()
 
-    def __enter__(self) -> ProcessGroup:
+    def _look(self) -> None:
+        if self._signal:
+            raise SystemExit(128 + self._signal)
+        for process in self.processes:
+            process.look()
+        self._draw()
+        time.sleep(LOOK_S)
+
+    def _picture(self) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            "process", "pid", "round", "rank", "state", title="run 'demo'", title_justify="left", min_width=60
+        )
+        for process in self.processes:
+            place = process.last("placed") if not process.outcome else {}
+            cells = (str(place["round"]), f"{place['rank']} of {place['size']}") if place else ("", "")
+            table.add_row(process.name, str(process.popen.pid), *cells, Text(*process.state()))
+        return Group(table, *(Text(sentence, "bold" if heading else "") for sentence, heading in self._sentences))
+
+    def __enter__(self) -> Demo:
+        self.folder = Path(self._resources.enter_context(TemporaryDirectory(prefix="rallypoint-demo-")))
+        if self._is_live:
+            from rich.live import Live
+
+            live = self._resources.enter_context(Live(auto_refresh=False))
+            self._draw = lambda: live.update(self._picture(), refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for child in self.children:
-            child.process.kill()
-        for child in self.children:
-            child.process.wait()
-            child.listener.join()
-            for pipe in (child.process.stdin, child.process.stdout):
-                assert pipe is not None, "started with pipes"
-                with suppress(OSError):
-                    pipe.close()
+        for process in self.processes:
+            process.popen.kill()
+        for process in self.processes:
+            with process.popen:  # waits for it, and closes the pipe
+                pass
+        self._resources.close()
