@@ -59,7 +59,8 @@ def test_interrupted_it_leaves_nothing_behind(started: Started, folder: Path, nu
 
 def test_a_signal_is_obeyed_only_where_nothing_is_half_done() -> None:
     """`Popen` takes a lock now and then; an exception in that moment would keep it locked for ever."""
-    with Demo() as demo:
+    demo = Demo()
+    with demo.running():
         child = demo.start("one", "timeit", "-n1", "-r1", "input()")
         demo.interrupt(signal.SIGTERM, None)
         child.kill()

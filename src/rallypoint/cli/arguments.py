@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.cli.exit_codes import UsageError
@@ -19,14 +20,11 @@ DEFAULT_PORT = 29400
 ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"
 """The environment variable that replaces --endpoint where that is not given."""
 LONGEST_S = 365 * 86400.0
-LONGEST_RUN_NAME = 128
-LONGEST_NODE_NAME = 256
-LONGEST_REASON = 1024
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 PROBE_S = 1.0
 """How long something that is no server is asked whether it is a c10d store."""
 
-# Spelled out here, so that `--help` need not load what they are for.
+# Written out here, so that `--help` need not import the code that uses them.
 _FOR_ETCD = {
     "etcd_prefix": ("TEXT", "where in etcd the keys of all runs lie (default: /rallypoint)"),
     "username": ("NAME", "the name of etcd's user, where it has users"),
@@ -56,47 +54,32 @@ def listen_address(text: str) -> tuple[str, int]:
 
 def server_or_register(text: str) -> tuple[str, int] | str:
     """Host and port of a server, or the URL of a register as it was given."""
+    from rallypoint.backends.endpoints import scheme_of, without_scheme
+
     try:
-        return _server_or_register(text)
-    except (argparse.ArgumentTypeError, ValueError) as exc:
+        scheme, rest = scheme_of(text), without_scheme(text)
+        if not rest:
+            raise ValueError(f"The endpoint {text!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
+        if scheme != "file" and any(re.search(r":0+$", member.strip()) for member in rest.split(",")):
+            raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
+        return text.strip() if scheme else parse_endpoint(text, DEFAULT_PORT)
+    except ValueError as exc:
         source = f"from the environment variable {ENDPOINT_VARIABLE}: " if isinstance(text, _FromEnvironment) else ""
         raise argparse.ArgumentTypeError(f"{source}{exc}") from None
 
 
-def _server_or_register(text: str) -> tuple[str, int] | str:
-    from rallypoint.backends.endpoints import scheme_of, without_scheme
-
-    scheme, rest = scheme_of(text), without_scheme(text)
-    if not rest:
-        raise ValueError(f"The endpoint {text!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
-    if scheme != "file" and any(re.search(r":0+$", member.strip()) for member in rest.split(",")):
-        raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
-    return text.strip() if scheme else listen_address(text)
-
-
-def run_name(text: str) -> str:
-    """The name of a run."""
-    return _checked(text, "a run's name", LONGEST_RUN_NAME)
-
-
-def node_name(text: str) -> str:
-    """The name or the id of a node."""
-    return _checked(text, "a node's name", LONGEST_NODE_NAME)
-
-
-def reason_text(text: str) -> str:
-    """The reason that nodes are told."""
-    return _checked(text, "a reason", LONGEST_REASON, or_empty=True)
-
-
-def _checked(text: str, what: str, longest: int, *, or_empty: bool = False) -> str:
-    if not text and not or_empty:
+def _checked(text: str, what: str, longest: int, may_be_empty: bool = False) -> str:
+    if not text and not may_be_empty:
         raise argparse.ArgumentTypeError(f"it is empty, and {what} is not")
     if len(text) > longest:
         raise argparse.ArgumentTypeError(f"it has {len(text)} characters, and {what} has at most {longest}")
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8, and {what} is")
     return text
+
+
+run_name = partial(_checked, what="a run's name", longest=128)
+node_name = partial(_checked, what="a node's name", longest=256)
 
 
 def duration(text: str) -> float:
@@ -128,33 +111,34 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         for_etcd.add_argument(_as_flag(name), metavar=metavar, help=help_text)
 
 
+def add_why_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the reason that nodes are told; it may be empty."""
+    reason = partial(_checked, what="a reason", longest=1024, may_be_empty=True)
+    parser.add_argument("--why", type=reason, default="", metavar="TEXT", help="the reason that the nodes are told")
+
+
 def connect(args: argparse.Namespace) -> AdminClient | RegisterAdminClient:
     """A connection to the server that was named, or to those that the register names."""
     config = {name: value for name in _FOR_ETCD if (value := getattr(args, name)) is not None}
     if isinstance(args.endpoint, str):
         return _connect_to_register(args.endpoint, config)
     host, port = args.endpoint
+    where = written(host, port)
     if config:
         raise UsageError(
-            f"{_as_flag(next(iter(config)))} is for etcd, and {written(host, port)} would be a server: write the "
-            f"endpoint as etcd://{written(host, port)}, or leave the option out"
+            f"{_as_flag(next(iter(config)))} is for etcd, and {where} would be a server: write the endpoint as "
+            f"etcd://{where}, or leave the option out"
         )
-    return _connect_to_server(host, port)
-
-
-def _connect_to_server(host: str, port: int) -> AdminClient:
     from rallypoint.client.admin_client import AdminClient
+    from rallypoint.stores.store_probe import is_store
 
     try:
         return AdminClient(host, port)
     except RendezvousConnectionError as exc:
-        from rallypoint.stores.store_probe import is_store
-
         if not is_store(host, port, PROBE_S):
             raise
-        place = written(host, port)
         raise RendezvousConnectionError(
-            f"a c10d store is at {place}, and no rallypoint server: write the endpoint as c10d://{place}"
+            f"a c10d store is at {where}, and no rallypoint server: write the endpoint as c10d://{where}"
         ) from exc
 
 

@@ -1,21 +1,19 @@
 """A node of the demo: a real process that joins, joins again when its world changes, and prints each step as JSON.
 
+    python -m rallypoint.cli.demo_node ENDPOINT RUN NAME NODES
+
 A line on its standard input, or the end of it, tells the node to finish.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import select
 import sys
 import time
-from typing import TYPE_CHECKING
 
+from rallypoint.api import Place, join
 from rallypoint.errors import RendezvousError
-
-if TYPE_CHECKING:
-    from rallypoint.api import Place
 
 LOOK_S = 0.05
 """How often standard input is looked at; a change of the world wakes the node by itself."""
@@ -23,20 +21,14 @@ LOOK_S = 0.05
 
 def main() -> int:
     """Take part until told to finish."""
-    parser = argparse.ArgumentParser(prog="python -m rallypoint.cli.demo_node", description="A node of the demo.")
-    for name in ("endpoint", "run_id", "name"):
-        parser.add_argument(name)
-    parser.add_argument("--nodes", default="3:4")
-    args = parser.parse_args()
-    from rallypoint.api import join
-
+    endpoint, run_id, name, nodes = sys.argv[1:]
     _report("joining")
     try:
         with join(
-            args.endpoint,
-            run=args.run_id,
-            nodes=args.nodes,
-            node_name=args.name,
+            endpoint,
+            run=run_id,
+            nodes=nodes,
+            node_name=name,
             is_host=False,  # while the server is away, its port is to stay free for it
             join_timeout=30,
             last_call_timeout=20,
@@ -51,7 +43,7 @@ def main() -> int:
                     place.again()
                     _report_place(place)
     except RendezvousError as exc:
-        print(f"{args.name}: {exc}", file=sys.stderr)
+        print(f"{name}: {exc}", file=sys.stderr)
         return 1
     _report("finished")
     return 0

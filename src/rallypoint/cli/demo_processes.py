@@ -6,17 +6,17 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.cli.output import is_terminal
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.live import Live
 
 STEP_S = 15.0
 """How long a step may take; each takes a fraction of a second, more where starting Python is slow."""
@@ -24,6 +24,13 @@ LOOK_S = 0.05
 """How often the demo reads what its processes have printed."""
 PAUSE_S = 1.3
 """The pause before each step on a terminal, so that people can follow."""
+_STATES = {
+    "joining": ("waiting", "yellow"),
+    "placed": ("working", "green"),
+    "changed": ("regrouping", "yellow"),
+    "finished": ("finished", "yellow"),
+}
+"""What a node does after it has reported an event, and the colour of that."""
 
 
 class DemoError(Exception):
@@ -37,16 +44,12 @@ class Process:
         self.name = name
         self.may_end = False
         self.outcome = ""
-        self._output = log.with_suffix(".out")
-        self._errors = log.with_suffix(".err")
-        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+        self._output, self._errors = log.with_suffix(".out"), log.with_suffix(".err")
+        command = [sys.executable, "-m", *arguments]
+        with self._output.open("wb") as out, self._errors.open("wb") as err:
             # In a session of its own, because Ctrl-C is for the demo, which then ends its processes itself.
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True
             )
 
     def lines(self) -> list[str]:
@@ -69,14 +72,8 @@ class Process:
         self.popen.wait()
         return at
 
-    def finish(self) -> None:
-        """Let a node end by itself."""
-        self.may_end = True
-        assert self.popen.stdin is not None, "started with a pipe"
-        self.popen.stdin.close()
-
-    def look(self) -> None:
-        """Note its end, which is an error unless it was told to end and succeeded."""
+    def check(self) -> None:
+        """Note its end, which is an error unless it was allowed to end and succeeded."""
         code = self.popen.poll()
         if code is not None and not self.outcome:
             self.outcome = f"exit code {code}"
@@ -88,17 +85,13 @@ class Process:
         """What it is doing, and the colour of that."""
         if self.outcome:
             return self.outcome, "red" if self.outcome == "killed" else "dim"
-        if not self.lines():
-            return "starting", "dim"
-        events = self.events()
-        if not events:
-            return "serving", "cyan"
-        known = {"joining": "waiting", "changed": "regrouping", "finished": "finished"}.get(events[-1]["event"])
-        return (known, "yellow") if known else ("working", "green")
+        if events := self.events():
+            return _STATES[events[-1]["event"]]
+        return ("serving", "cyan") if self.lines() else ("starting", "dim")
 
 
 class Demo:
-    """All processes of the demo, and what it says of them.  Leaving the block ends those that still run and removes their files.
+    """All processes of the demo, and what it says of them.
 
     A signal that asks for the end is obeyed only while the demo waits.  An exception from a signal handler could come at
     any moment: while a process is started, which then nobody ends, or while `Popen` holds a lock.
@@ -108,10 +101,25 @@ class Demo:
         self.processes: list[Process] = []
         self.folder = Path()
         self._signal = 0
-        self._sentences: list[tuple[str, bool]] = []
-        self._is_live = is_terminal()
-        self._draw: Callable[[], None] = lambda: None
-        self._resources = ExitStack()
+        self._sentences: list[tuple[str, str]] = []
+        self._live: Live | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Leaving the block ends the processes that still run, and removes their files."""
+        with TemporaryDirectory(prefix="rallypoint-demo-") as folder, ExitStack() as stack:
+            self.folder = Path(folder)
+            if is_terminal():
+                from rich.live import Live
+
+                self._live = stack.enter_context(Live(auto_refresh=False))
+            try:
+                yield
+            finally:
+                for process in self.processes:
+                    process.popen.kill()
+                for process in self.processes:
+                    process.popen.communicate()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """For `signal.signal`.  A second signal ends the demo at once."""
@@ -129,17 +137,21 @@ class Demo:
         """Wait until something is so; `what` says what, in case it never is."""
         deadline = time.monotonic() + STEP_S
         while not until():
-            if time.monotonic() > deadline:
-                raise DemoError(f"within {STEP_S:.0f} s it did not happen that {what}")
+            self.demand(time.monotonic() < deadline, f"within {STEP_S:.0f} s it did not happen that {what}")
             self._look()
+
+    def demand(self, holds: bool, otherwise: str) -> None:
+        """Fail the demo where something does not hold."""
+        if not holds:
+            raise DemoError(otherwise)
 
     def say(self, sentence: str, *, heading: bool = False) -> None:
         """Say which step comes next (a heading), or what came of it."""
-        pause_ends = time.monotonic() + (PAUSE_S if heading and self._is_live else 0)
+        pause_ends = time.monotonic() + (PAUSE_S if heading and self._live is not None else 0)
         while time.monotonic() < pause_ends:
             self._look()
-        self._sentences.append((sentence if heading else f"  {sentence}", heading))
-        if not self._is_live:
+        self._sentences.append((sentence, "bold") if heading else (f"  {sentence}", ""))
+        if self._live is None:
             print(self._sentences[-1][0], flush=True)
         self._draw()
 
@@ -147,11 +159,13 @@ class Demo:
         if self._signal:
             raise SystemExit(128 + self._signal)
         for process in self.processes:
-            process.look()
+            process.check()
         self._draw()
         time.sleep(LOOK_S)
 
-    def _picture(self) -> Group:
+    def _draw(self) -> None:
+        if self._live is None:
+            return
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -163,23 +177,4 @@ class Demo:
             place = process.last("placed") if not process.outcome else {}
             cells = (str(place["round"]), f"{place['rank']} of {place['size']}") if place else ("", "")
             table.add_row(process.name, str(process.popen.pid), *cells, Text(*process.state()))
-        return Group(table, *(Text(sentence, "bold" if heading else "") for sentence, heading in self._sentences))
-
-    def __enter__(self) -> Demo:
-        self.folder = Path(self._resources.enter_context(TemporaryDirectory(prefix="rallypoint-demo-")))
-        if self._is_live:
-            from rich.live import Live
-
-            live = self._resources.enter_context(Live(auto_refresh=False))
-            self._draw = lambda: live.update(self._picture(), refresh=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for process in self.processes:
-            process.popen.kill()
-        for process in self.processes:
-            with process.popen:  # waits for it, and closes the pipe
-                pass
-        self._resources.close()
+        self._live.update(Group(table, *(Text(*sentence) for sentence in self._sentences)), refresh=True)
