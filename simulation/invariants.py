@@ -22,7 +22,7 @@ FEW = 64
 """In worlds of more nodes the whole run is looked at only when its phase changes, so that a step stays cheap."""
 
 
-class Judge(Protocol):
+class InvariantChecker(Protocol):
     """What every kind of world has: something that is told what happens, and says when it must not have happened."""
 
     rosters: dict[str, tuple[str, int, tuple[str, ...]]]
@@ -33,7 +33,7 @@ class Judge(Protocol):
     def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         """The server took an input."""
 
-    def judge_loss(self, loss: Lost) -> None:
+    def check_loss(self, loss: Lost) -> None:
         """The server gave a node up."""
 
     def agent_changed(self, agent: Agent, before: View) -> None:
@@ -72,7 +72,7 @@ class Invariants(NodeInvariants):
         self.protected = None
 
     def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
-        """Judge one step of the server."""
+        """Check one step of the server."""
         if isinstance(message, (Joined, Announced)) and message.seat is not None:
             self.round_floor = max(self.round_floor, message.seat.round if self._ours(message, run) else 0)
         if isinstance(message, Announced) and message.standing is Standing.CLOSED and message.incarnation:
@@ -148,7 +148,7 @@ class Invariants(NodeInvariants):
     # When a node's view changes -----------------------------------------------------------------------------------
 
     def agent_changed(self, agent: Agent, before: View) -> None:
-        """Judge one step of a node."""
+        """Check one step of a node."""
         view = agent.view
         if view.world is not None and view.world is not before.world:
             self.node_got_world(agent, before)
@@ -181,14 +181,14 @@ class Invariants(NodeInvariants):
 
     # Small things -------------------------------------------------------------------------------------------------
 
-    def judge_loss(self, loss: Lost) -> None:
+    def check_loss(self, loss: Lost) -> None:
         """The server gave a node up: one whose newest connection is up must have been silent for long."""
         world, agent = self.cluster, self.cluster.find(loss.node_id)
         if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.session.connected:
             return
         if agent.view.state in (State.IDLE, State.REFUSED, State.FENCED):
             return
-        heard_s = world.awake_time - world.arrived.get(agent.line, float("-inf"))
+        heard_s = world.awake_time - world.arrived.get(agent.connection, float("-inf"))
         # A stall of less than two looks is not told from an ordinary delay, and there may be two of them.
         self.require(
             heard_s > world.settings.heartbeat_timeout_s - 4 * LOOK_S,
