@@ -38,10 +38,6 @@ _TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", 
 """Which of them the endpoints of a scheme take."""
 
 
-class _FromEnvironment(str):
-    """An endpoint that comes from the environment, so that a mistake in it is looked for there."""
-
-
 def listen_address(text: str) -> tuple[str, int]:
     """Host and port to listen on; port 0 means a free one."""
     if not text.strip():
@@ -64,7 +60,8 @@ def server_or_register(text: str) -> tuple[str, int] | str:
             raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
         return text.strip() if scheme else parse_endpoint(text, DEFAULT_PORT)
     except ValueError as exc:
-        source = f"from the environment variable {ENDPOINT_VARIABLE}: " if isinstance(text, _FromEnvironment) else ""
+        is_from_environment = text == os.environ.get(ENDPOINT_VARIABLE)
+        source = f"from the environment variable {ENDPOINT_VARIABLE}: " if is_from_environment else ""
         raise argparse.ArgumentTypeError(f"{source}{exc}") from None
 
 
@@ -98,7 +95,7 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint",
         type=server_or_register,
-        default=_FromEnvironment(os.environ.get(ENDPOINT_VARIABLE) or f"localhost:{DEFAULT_PORT}"),
+        default=os.environ.get(ENDPOINT_VARIABLE) or f"localhost:{DEFAULT_PORT}",
         metavar="ENDPOINT",
         help=f"as the nodes have it: HOST:PORT of a server, etcd://HOST:PORT,HOST:PORT (etcds:// with TLS), "
         f"etcd-v2://HOST:PORT,HOST:PORT, c10d://HOST:PORT or file:///PATH (default: ${ENDPOINT_VARIABLE}, or "

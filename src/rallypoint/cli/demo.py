@@ -100,13 +100,11 @@ class _Steps:
     def _finish(self) -> None:
         self._demo.say("All finish.", heading=True)
         for node in self._nodes:
-            node.may_end = True
             assert node.popen.stdin is not None, "started with a pipe"
             node.popen.stdin.close()
         self._demo.wait(lambda: all(node.outcome for node in self._nodes), "all nodes finished")
         report = self._report()
         self._demo.demand(report.ending == "succeeded", f"the run is not over: {report.situation}")
-        self._server.may_end = True
         self._server.popen.terminate()
         self._demo.wait(lambda: self._server.outcome != "", "the server ended")
         self._demo.say(f"every node and the server ended with exit code 0; the run is {report.situation}")
