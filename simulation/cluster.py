@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class VirtualConnection:
-    """One connection: between whom, and whether its first bytes have gone either way."""
+    """One connection: its two ends, and whether its first bytes have gone either way."""
 
     number: int
     agent: Agent | None
@@ -190,7 +190,7 @@ class Cluster:
                 self.hang_up(agent.connection)
 
     def close(self, by: str) -> None:
-        """Somebody closes the run, as an administrator does."""
+        """An administrator closes the run."""
         if self.coordinator is None:
             return
         connection = self.open_connection(None)
@@ -348,7 +348,7 @@ class Cluster:
 
 
 def _message(data: bytes) -> NodeMessage | None:
-    """What a node said, for those who watch."""
+    """The message in these bytes, for the invariants."""
     reader = protocol.Reader()
     opening = b"" if data.startswith(protocol.MAGIC) else protocol.MAGIC
     said = [protocol.read(body, protocol.FROM_NODE) for body in reader.feed(opening + data)]

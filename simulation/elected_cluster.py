@@ -163,7 +163,7 @@ class ElectedCluster(Cluster):
     # Connections --------------------------------------------------------------------------------------------------
 
     def free_port(self) -> int:
-        """A port to serve on: there are few, so that one is used again whose old address is still in some record."""
+        """A port to serve on.  There are few, so that a port is reused while a record still names its old server."""
         self.ports += 1
         return 1 + self.ports % 3
 

@@ -35,7 +35,7 @@ class ElectedInvariants(NodeInvariants):
         self.recorded: set[str] = set()
         """Seal ids that were ever in the register."""
         self.closed: set[str] = set()
-        """Incarnations of which somebody was told that they are closed."""
+        """Incarnations that some node was told are closed."""
         self.finished: dict[str, set[int]] = {}
         """Ranks whose finishing was acknowledged, by seal id."""
         self.broken: set[str] = set()

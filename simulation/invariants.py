@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 FEW = 64
-"""In worlds of more nodes the whole run is looked at only when its phase changes, so that a step stays cheap."""
+"""In worlds of more nodes the whole run is checked only when its phase changes, so that a step stays cheap."""
 
 
 class InvariantChecker(Protocol):
@@ -207,7 +207,7 @@ class Invariants(NodeInvariants):
         return seal_id if whole and not self._may_be_passed_over(seal_id) else None
 
     def _may_be_passed_over(self, seal_id: str) -> bool:
-        """Whether all of an older world are there: who has no record and hears them first looks no further (rule 14)."""
+        """Whether all of an older world are here: a server without a record that hears them first goes on from it (rule 14)."""
         speakers: dict[str, set[str]] = {}
         for agent in self.cluster.agents.values():
             if agent.alive and agent.view.world is not None and agent.view.world.seal_id != seal_id:
@@ -221,13 +221,13 @@ class Invariants(NodeInvariants):
         return seal_id in self.ended_worlds or later or recovering
 
     def _has_rival(self, seal_id: str) -> bool:
-        """Whether another world has its round number too: who has no record takes the one that it hears of first."""
+        """Whether another world has the same round number: a server without a record takes the one that it hears of first."""
         number = self.rosters[seal_id][1]
         rounds = [round for other, (_, round, _) in self.rosters.items() if other != seal_id]
         return not self.cluster.durable and max(rounds, default=0) >= number
 
     def _max_know_of_no_world(self, seal_id: str) -> bool:
-        """The one way past the hold (rule 14): as many as max who have never heard of a world."""
+        """The one way past the hold (rule 14): max nodes that never heard of a world."""
         others = [a for a in self.cluster.agents.values() if a.alive and a.id not in self.rosters[seal_id][2]]
         return len(others) >= self.cluster.bounds.max
 

@@ -25,7 +25,7 @@ REMEMBERED_S = 1.5
 
 @dataclass
 class VirtualLease:
-    """The lease of a claim, where the register has leases: who keeps it, and until when it lives."""
+    """The lease of a claim, where the register has leases: the process that renews it, and when it ends."""
 
     keeper: str
     ends: float
@@ -87,7 +87,7 @@ class VirtualRegister:
         self.virtual_time.after(CALL_S, give_up)
 
     def record(self) -> Record | None:
-        """What is there, for those who watch the simulation."""
+        """What is there, for the invariants."""
         entry = self.medium.read()
         return None if entry is None else decode(entry.value)
 
@@ -98,7 +98,7 @@ class VirtualRegister:
         self._remember()
 
     def touch(self) -> None:
-        """Somebody writes the same value anew."""
+        """Another client writes the same value again."""
         if self.medium.read() is not None:
             self.medium.touch()
             self._remember()

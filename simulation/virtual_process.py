@@ -245,7 +245,7 @@ class VirtualProcess(Agent):
 
     @property
     def is_turned_away(self) -> bool:
-        """Whether a server said that there is no use in trying again; who holds a world tries on."""
+        """Whether a server said that trying again is of no use; a node that holds a world tries on all the same."""
         goodbye = self.session.goodbye
         return goodbye is not None and goodbye.final and self.view.state is not State.HOLDS
 
@@ -329,7 +329,7 @@ class VirtualProcess(Agent):
             self._try_to_leave()
 
     def _try_to_leave(self) -> None:
-        """Go as soon as all is said; who serves hands over first, who has finished stays for the others."""
+        """Leave as soon as everything was sent; a server hands over first, and stays for the others if its node has finished."""
         if not self.alive:
             return
         late = self.now >= self._leaves_by
