@@ -17,12 +17,9 @@ if TYPE_CHECKING:
     from rallypoint.location.register_admin import RegisterAdminClient
 
 DEFAULT_PORT = 29400
-ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"
-"""The environment variable that replaces --endpoint where that is not given."""
-LONGEST_S = 365 * 86400.0
+ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"  # replaces --endpoint where that is not given
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-PROBE_S = 1.0
-"""How long something that is no server is asked whether it is a c10d store."""
+_PROBE_S = 1.0  # how long something that is no server is asked whether it is a c10d store
 
 # Written out here, so that `--help` need not import the code that uses them.
 _FOR_ETCD = {
@@ -34,8 +31,7 @@ _FOR_ETCD = {
     "key": ("FILE", "the key of that certificate"),
 }
 _ETCD_V3 = tuple(_FOR_ETCD)
-_TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", "key")}
-"""Which of them the endpoints of a scheme take."""
+_TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", "key")}  # by the endpoint's scheme
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -83,7 +79,7 @@ def duration(text: str) -> float:
     """A time such as 30s, 10m or 2h, in seconds, as argparse wants its types."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match is not None else -1.0
-    if not 0 <= seconds <= LONGEST_S:
+    if not 0 <= seconds <= 365 * 86400:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a time: write a number and s, m, h or d behind it, such as 30s, 10m or 2h, 365d at most"
         )
@@ -132,7 +128,7 @@ def connect(args: argparse.Namespace) -> AdminClient | RegisterAdminClient:
     try:
         return AdminClient(host, port)
     except RendezvousConnectionError as exc:
-        if not is_store(host, port, PROBE_S):
+        if not is_store(host, port, _PROBE_S):
             raise
         raise RendezvousConnectionError(
             f"a c10d store is at {where}, and no rallypoint server: write the endpoint as c10d://{where}"

@@ -15,8 +15,7 @@ import time
 from rallypoint.api import Place, join
 from rallypoint.errors import RendezvousError
 
-LOOK_S = 0.05
-"""How often standard input is looked at; a change of the world wakes the node by itself."""
+LOOK_S = 0.05  # how often standard input is looked at; a change of the world wakes the node by itself
 
 
 def main() -> int:
