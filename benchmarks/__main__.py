@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import c10d, etcd_client, etcd_v2, etcd_v3, keys, meeting, simulated, slow_disk, torchrun
+from benchmarks import c10d, etcd_client, etcd_v2, etcd_v3, forming, simulated, slow_disk, store_throughput, torchrun
 
 OUTPUT = Path("build/bench")
 
@@ -15,8 +15,8 @@ def main() -> None:
     """Measure one after the other: two cores are no place for two benchmarks at once."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     console = Console()
-    meeting.run(console, OUTPUT)
-    keys.run(console, OUTPUT)
+    forming.run(console, OUTPUT)
+    store_throughput.run(console, OUTPUT)
     c10d.run(console, OUTPUT)
     torchrun.run(console, OUTPUT)
     etcd_v2.run(console, OUTPUT)

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.meeting import compared, form_embedded, regroup_embedded
-from benchmarks.worlds import GIVE_UP_S
+from benchmarks.forming import compared, form_embedded, regroup_embedded
+from benchmarks.measurements import GIVE_UP_S
 
 TORCH, OURS = "torch:c10d", "rallypoint:c10d"
 SIZES = (16, 64, 128, 256)

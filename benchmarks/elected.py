@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.measurements import GIVE_UP_S, Setup, World, form, idle, lose, pause, split
 from benchmarks.node import PLACE
 from benchmarks.processes import Worker, descendant
-from benchmarks.worlds import GIVE_UP_S, Meeting, World, form, idle, lose, pause, split
 from rallypoint.elastic.etcd_server import EtcdServer
 from rallypoint.etcd_client import EtcdClient
 
@@ -40,15 +40,15 @@ def forming(source: Path, shares: list[int]) -> dict[str, float]:
     nodes = sum(shares)
     with etcd() as endpoint:
         before = _revision(endpoint)
-        took_s = form(Meeting(BACKEND, endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)
+        took_s = form(Setup(BACKEND, endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)
         return {"": took_s, ": writes": float(_revision(endpoint) - before)}
 
 
 def idling(source: Path, nodes: int) -> dict[str, float]:
     """The share of a core that etcd uses for nodes that do nothing."""
     with etcd() as endpoint:
-        meeting = Meeting(BACKEND, endpoint, (nodes, nodes), OPTIONS, source)
-        return {"": idle(meeting, split(nodes), descendant("etcd"))}
+        setup = Setup(BACKEND, endpoint, (nodes, nodes), OPTIONS, source)
+        return {"": idle(setup, split(nodes), descendant("etcd"))}
 
 
 def losing(source: Path, nodes: int, *, server: bool, others: int) -> dict[str, float]:
@@ -61,16 +61,16 @@ def losing(source: Path, nodes: int, *, server: bool, others: int) -> dict[str, 
 
     with etcd() as endpoint:
         lost = others + server
-        meeting = Meeting(PLACE, f"etcd://{endpoint}", (nodes - lost, nodes), OPTIONS, source)
-        found = lose(meeting, nodes, victims)
+        setup = Setup(PLACE, f"etcd://{endpoint}", (nodes - lost, nodes), OPTIONS, source)
+        found = lose(setup, nodes, victims)
         return {": told": found.told_s, ": new world": found.world_s}
 
 
 def pausing(source: Path) -> dict[str, float]:
     """Stop the serving node of four, and let it go on."""
     with etcd() as endpoint:
-        meeting = Meeting(PLACE, f"etcd://{endpoint}", (3, 4), OPTIONS, source)
-        without, back_s = pause(meeting, 4, lambda world: _server(endpoint, world))
+        setup = Setup(PLACE, f"etcd://{endpoint}", (3, 4), OPTIONS, source)
+        without, back_s = pause(setup, 4, lambda world: _server(endpoint, world))
         return {": new world": without.world_s, ": back after SIGCONT": back_s}
 
 
@@ -94,9 +94,9 @@ def standstill(source: Path) -> dict[str, float]:
             serves = _server(endpoint, world)
             return [process for process in world.processes if process is not serves][:1]
 
-        meeting = Meeting(PLACE, f"etcd://{endpoint}", (3, 4), OPTIONS, source)
+        setup = Setup(PLACE, f"etcd://{endpoint}", (3, 4), OPTIONS, source)
         began = time.monotonic()
-        found = lose(meeting, 4, victims, end=end)
+        found = lose(setup, 4, victims, end=end)
         # `lose` counts from the moment at which etcd was stopped.
         assert back_at > began, "etcd was stopped and is back"
         return {": new world": max(found.world_s - AWAY_S, 0.0)}

@@ -40,12 +40,12 @@ def run(console: Console, output: Path) -> None:
         theirs = bare_calls(endpoint)
         for name in ("put", "get"):
             for threads in (1, THREADS):
-                pair = [Tally(theirs[name]), Tally(ours[name])]
+                pair = [CallRate(theirs[name]), CallRate(ours[name])]
                 for _ in range(ROUNDS):
-                    for tally in pair:
-                        tally.go_on(threads)
+                    for calls in pair:
+                        calls.go_on(threads)
                     pair.reverse()  # who goes first has no advantage
-                bare, client_rate = (tally.rate for tally in pair)
+                bare, client_rate = (calls.rate for calls in pair)
                 label = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
                 table.add_row(
                     label, f"{bare:,.0f}", f"{client_rate:,.0f}", f"{client_rate / bare:.2f}", f"at least {GOAL}"
@@ -53,7 +53,7 @@ def run(console: Console, output: Path) -> None:
         console.print(table)
 
 
-class Tally:
+class CallRate:
     """Some calls, and how long they took."""
 
     def __init__(self, call: Callable[[], object]) -> None:
@@ -77,14 +77,14 @@ class Tally:
                 self._call()
                 counts[place] += 1
 
-        crew = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
-        for thread in crew:
+        workers = [threading.Thread(target=work, args=(place,)) for place in range(threads)]
+        for thread in workers:
             thread.start()
         ready.wait()
         began = time.monotonic()
         over.wait(TURN_S)
         over.set()
-        for thread in crew:
+        for thread in workers:
             thread.join()
         self._calls += sum(counts)
         self._took_s += time.monotonic() - began

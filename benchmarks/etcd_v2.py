@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.worlds import GIVE_UP_S, Meeting, form, split
+from benchmarks.measurements import GIVE_UP_S, Setup, form, split
 from rallypoint.elastic.etcd_server import EtcdServer
 
 SIZES = {"etcd-v2": (16, 64, 128), "etcd": (16, 64)}
@@ -64,7 +64,7 @@ def serving() -> Iterator[EtcdServer]:
 def taken(implementation: str, nodes: int, endpoint: str, give_up_s: float = GIVE_UP_S) -> float | None:
     """Seconds until a world has formed; None where it has not by the time that we give up."""
     try:
-        return form(Meeting(implementation, endpoint, (nodes, nodes)), split(nodes), give_up_s)
+        return form(Setup(implementation, endpoint, (nodes, nodes)), split(nodes), give_up_s)
     except TimeoutError:
         return None
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.etcd_v2 import median, ratio, serving, several, spread
+from benchmarks.measurements import Setup, idle, regroup, split
 from benchmarks.processes import descendant
-from benchmarks.worlds import Meeting, idle, regroup, split
 
 OURS = "rallypoint:etcd-v3"
 NODES = 64
@@ -39,9 +39,9 @@ def run(console: Console, output: Path) -> None:
 
 def noticed(endpoint: str) -> float:
     """Seconds from the death of one of four nodes until the last of the others is told."""
-    return regroup(Meeting(OURS, endpoint, (3, 4))).told_s
+    return regroup(Setup(OURS, endpoint, (3, 4))).told_s
 
 
 def idle_share(endpoint: str) -> float:
     """The share of a core that etcd uses for many nodes that do nothing."""
-    return idle(Meeting(OURS, endpoint, (MANY, MANY)), split(MANY), descendant("etcd"))
+    return idle(Setup(OURS, endpoint, (MANY, MANY)), split(MANY), descendant("etcd"))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.elected import etcd
+from benchmarks.measurements import GIVE_UP_S, Setup, World, form, lose
 from benchmarks.processes import Worker, free_port
-from benchmarks.worlds import GIVE_UP_S, Meeting, World, form, lose
 from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend
 from rallypoint.elastic.dynamic_rendezvous import RendezvousBackend
@@ -75,10 +75,10 @@ def forming(source: Path | None, shares: list[int], backend: str) -> dict[str, f
     nodes, owner = sum(shares), TORCH if source is None else "rallypoint"
     if backend == "c10d":
         endpoint = f"127.0.0.1:{free_port()}"
-        return {"": form(Meeting(f"{owner}:c10d", endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)}
+        return {"": form(Setup(f"{owner}:c10d", endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)}
     with REGISTERS[backend]() as register:
-        meeting = Meeting(f"{owner}:{backend}", register.endpoint, (nodes, nodes), register.options, source)
-        return {"": form(meeting, shares, GIVE_UP_S)}
+        setup = Setup(f"{owner}:{backend}", register.endpoint, (nodes, nodes), register.options, source)
+        return {"": form(setup, shares, GIVE_UP_S)}
 
 
 def losing(source: Path, backend: str, *, server: bool) -> dict[str, float]:
@@ -89,8 +89,8 @@ def losing(source: Path, backend: str, *, server: bool) -> dict[str, float]:
         return [serves] if server else [process for process in world.processes if process is not serves][:1]
 
     with REGISTERS[backend]() as register:
-        meeting = Meeting(f"rallypoint:{backend}", register.endpoint, (3, 4), register.options, source)
-        found = lose(meeting, 4, victims)
+        setup = Setup(f"rallypoint:{backend}", register.endpoint, (3, 4), register.options, source)
+        found = lose(setup, 4, victims)
         return {": told": found.told_s, ": new world": found.world_s}
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from simulation import scenario
-from simulation.campaign import campaign
 from simulation.schedule import play
+from simulation.seed_runs import run_seeds
 
 PROGRAM = "python -m simulation"
 
@@ -53,17 +53,17 @@ def _seeds(text: str) -> range:
 
 
 def _run(seeds: range, jobs: int, stop: bool) -> int:
-    tally = campaign(seeds, jobs, stop_at_first=stop)
-    print("\n".join(tally.lines()))
+    totals = run_seeds(seeds, jobs, stop_at_first=stop)
+    print("\n".join(totals.lines()))
     print()
-    for seed, failure in sorted(tally.failures.items()):
+    for seed, failure in sorted(totals.failures.items()):
         print(f"seed {seed}: {failure}")
         print(f"  to look at it: {PROGRAM} scenario {seed}")
-    short = list(tally.shortcomings())
+    short = list(totals.shortcomings())
     for line in short:
         print(f"the schedules are not what they should be: {line}")
-    print(f"{tally.schedules - len(tally.failures)} passed, {len(tally.failures)} failed")
-    return 1 if tally.failures or short else 0
+    print(f"{totals.schedules - len(totals.failures)} passed, {len(totals.failures)} failed")
+    return 1 if totals.failures or short else 0
 
 
 def _scenario(seed: int, to: Path | None) -> int:

@@ -8,7 +8,7 @@ from rallypoint.client import view as views
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
 from rallypoint.messages.types import Reason
-from simulation.clockwork import Action, Process
+from simulation.virtual_time import Action, Process
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -20,13 +20,13 @@ class Agent(Process):
     def __init__(
         self, cluster: Cluster, view: View, offset: float, rate: float, *, stop_s: float, timeout_s: float
     ) -> None:
-        super().__init__(cluster.clockwork, offset, rate)
+        super().__init__(cluster.virtual_time, offset, rate)
         self.cluster = cluster
         self.name = view.node.name
         self.session = Session(cluster.run_id, view)
         self.stop_s = stop_s
         self.timeout_s = timeout_s
-        self.line = 0
+        self.connection = 0
         self.stopping = False
         self.lives = 0
 
@@ -55,7 +55,7 @@ class Agent(Process):
             return
         if self.view.state is State.FENCED:
             self.lives += 1
-            self.cluster.close_line(self.line, self.cluster.network.delay())
+            self.cluster.close_connection(self.connection, self.cluster.network.delay())
             self._do(lambda: self.session.reborn(self.cluster.identity(self.view.node, self.lives)))
             self.join()
             self._connect()
@@ -112,15 +112,15 @@ class Agent(Process):
 
     # What its connection does -------------------------------------------------------------------------------------
 
-    def receive(self, line: int, data: bytes) -> None:
+    def receive(self, connection: int, data: bytes) -> None:
         """Bytes arrived."""
-        if line == self.line and self.session.connected:
+        if connection == self.connection and self.session.connected:
             self._do(lambda: self.session.received(data, self.now))
             self._react()
 
-    def connection_lost(self, line: int) -> None:
+    def connection_lost(self, connection: int) -> None:
         """The connection to the server ended."""
-        if line == self.line and self.session.connected:
+        if connection == self.connection and self.session.connected:
             self._do(lambda: self.session.ended(self.now))
             self._retry()
 
@@ -129,7 +129,7 @@ class Agent(Process):
             self._do(lambda: self.session.ended(self.now))
             self._retry()
             return
-        self.line = self.cluster.open_line(self)
+        self.connection = self.cluster.open_connection(self)
         self._do(lambda: self._send(self.session.opening(self.now)))
 
     def _retry(self) -> None:
@@ -139,7 +139,7 @@ class Agent(Process):
     def _beat(self) -> None:
         self.later(self.session.beat_after_s, self._beat)
         if self.session.is_stale(self.now):
-            self.connection_lost(self.line)
+            self.connection_lost(self.connection)
         self._do(lambda: self._send(self.session.beat(self.now)))
         self._react()
 

@@ -19,10 +19,10 @@ from rallypoint.messages.types import Bounds, Node, Role, Settings
 from rallypoint.ranking import POLICIES, RankPolicy
 from rallypoint.server.effects import Effects
 from simulation.agent import Agent
-from simulation.clockwork import Action, Clockwork
 from simulation.fixed_server import FixedServer
-from simulation.invariants import Invariants, Judge
+from simulation.invariants import InvariantChecker, Invariants
 from simulation.network import Network
+from simulation.virtual_time import Action, VirtualTime
 
 if TYPE_CHECKING:
     from simulation.virtual_server import VirtualServer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class VirtualConnection:
-    """One connection: between whom, and whether its first bytes have gone either way."""
+    """One connection: its two ends, and whether its first bytes have gone either way."""
 
     number: int
     agent: Agent | None
@@ -64,11 +64,11 @@ class Cluster:
         self.policies = policies
         self.run_id = "run"
         self.chance = random.Random(seed)
-        self.clockwork = Clockwork()
+        self.virtual_time = VirtualTime()
         self.network = Network(random.Random(seed + 1))
         self.agents: dict[str, Agent] = {}
         self.by_id: dict[str, Agent] = {}
-        self.lines: dict[int, VirtualConnection] = {}
+        self.connections: dict[int, VirtualConnection] = {}
         self.arrived: dict[int, float] = {}
         self.processes: Counter[str] = Counter()
         self.record: bytes | None = None
@@ -84,7 +84,7 @@ class Cluster:
 
     def begin(self) -> None:
         """What there is before the first command: a server."""
-        self.invariants: Judge = Invariants(self)
+        self.invariants: InvariantChecker = Invariants(self)
         self.start_server()
 
     # Time and identity --------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Cluster:
     @property
     def time(self) -> float:
         """The true time, which nobody in the cluster can see."""
-        return self.clockwork.time
+        return self.virtual_time.time
 
     @property
     def run(self) -> Run | None:
@@ -106,7 +106,7 @@ class Cluster:
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
-        self.clockwork.run_until(self.time + seconds)
+        self.virtual_time.run_until(self.time + seconds)
 
     def mint(self) -> str:
         """A text that was never used before: what a shell takes from a random source."""
@@ -163,15 +163,15 @@ class Cluster:
         agent.alive = False
         agent.was_seen = seen
         if seen:
-            self.close_line(agent.line, self.network.delay())
+            self.close_connection(agent.connection, self.network.delay())
         self.note(agent.name, "exits" if seen else "vanishes")
 
     def flap(self, agent: Agent, late_s: float) -> None:
         """A connection breaks and is made anew; the server hears of the end of the old one late."""
-        line = agent.line
+        connection = agent.connection
         if agent.session.connected:
-            self.close_line(line, late_s)
-            agent.when_running(lambda: agent.connection_lost(line))
+            self.close_connection(connection, late_s)
+            agent.when_running(lambda: agent.connection_lost(connection))
 
     def start_server(self) -> None:
         """Start the server; without a record it knows nothing."""
@@ -187,16 +187,16 @@ class Cluster:
         self.coordinator = None
         for agent in self.agents.values():
             if agent.alive and agent.session.connected:
-                self.hang_up(agent.line)
+                self.hang_up(agent.connection)
 
     def close(self, by: str) -> None:
-        """Somebody closes the run, as an administrator does."""
+        """An administrator closes the run."""
         if self.coordinator is None:
             return
-        line = self.open_line(None)
+        connection = self.open_connection(None)
         hello = protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION))
         ask = protocol.AskClose(1, self.run_id, f"{by} closed it")
-        self._deliver(self.lines[line], hello + protocol.frame(ask))
+        self._deliver(self.connections[connection], hello + protocol.frame(ask))
 
     # Messages -----------------------------------------------------------------------------------------------------
 
@@ -204,98 +204,98 @@ class Cluster:
         """Whether a new connection to the server would be made now."""
         return self.coordinator is not None and agent.name not in self.network.cut
 
-    def open_line(self, agent: Agent | None) -> int:
+    def open_connection(self, agent: Agent | None) -> int:
         """A new connection to the server."""
         assert self.coordinator is not None, "who connects has seen that the server is there"
-        line = VirtualConnection(len(self.lines) + 1, agent, self.coordinator)
-        self.lines[line.number] = line
-        self.coordinator.when_running(lambda: line.life.open(line.number))
-        return line.number
+        connection = VirtualConnection(len(self.connections) + 1, agent, self.coordinator)
+        self.connections[connection.number] = connection
+        self.coordinator.when_running(lambda: connection.life.open(connection.number))
+        return connection.number
 
-    def close_line(self, number: int, delay_s: float) -> None:
+    def close_connection(self, number: int, delay_s: float) -> None:
         """A node's end of a connection closes; the server hears of it so much later."""
-        line = self.lines.get(number)
-        if line is not None:
-            self.clockwork.after(delay_s, lambda: self._at_server(line, lambda: line.life.end(number)))
+        connection = self.connections.get(number)
+        if connection is not None:
+            self.virtual_time.after(delay_s, lambda: self._at_server(connection, lambda: connection.life.end(number)))
 
     def hang_up(self, number: int) -> None:
         """The server's end of a connection closes."""
-        agent = self.lines[number].agent
+        agent = self.connections[number].agent
         if agent is not None:
-            self.clockwork.after(
+            self.virtual_time.after(
                 self.network.delay(), lambda: agent.when_running(lambda: agent.connection_lost(number))
             )
 
     def send_to_server(self, agent: Agent, data: bytes) -> None:
         """A node sends; the bytes are those of production."""
-        line = self.lines[agent.line]
+        connection = self.connections[agent.connection]
         self._count("to the server", data)
-        if not line.greeted:
+        if not connection.greeted:
             # A connection is made and its first bytes arrive, or it is not made at all.
-            line.greeted = True
-            self.clockwork.after(self.network.delay(), lambda: self._greet(line, data))
+            connection.greeted = True
+            self.virtual_time.after(self.network.delay(), lambda: self._greet(connection, data))
             return
-        for delay in self.deliveries(line, to_node=False):
-            self.clockwork.after(delay, lambda: self._deliver(line, data))
+        for delay in self.deliveries(connection, to_node=False):
+            self.virtual_time.after(delay, lambda: self._deliver(connection, data))
 
-    def deliveries(self, line: VirtualConnection, *, to_node: bool) -> Iterator[float]:
+    def deliveries(self, connection: VirtualConnection, *, to_node: bool) -> Iterator[float]:
         """The delays with which copies of a message on this connection arrive."""
-        assert line.agent is not None, "only nodes are cut off"
-        return self.network.deliveries(line.agent.name, to_node=to_node)
+        assert connection.agent is not None, "only nodes are cut off"
+        return self.network.deliveries(connection.agent.name, to_node=to_node)
 
-    def is_cut(self, line: VirtualConnection) -> bool:
+    def is_cut(self, connection: VirtualConnection) -> bool:
         """Whether nothing passes on this connection."""
-        return line.agent is not None and line.agent.name in self.network.cut
+        return connection.agent is not None and connection.agent.name in self.network.cut
 
-    def _greet(self, line: VirtualConnection, data: bytes) -> None:
-        if self.is_cut(line):
-            line.dead = True  # what opens a connection is never lost alone: all of it is
+    def _greet(self, connection: VirtualConnection, data: bytes) -> None:
+        if self.is_cut(connection):
+            connection.dead = True  # what opens a connection is never lost alone: all of it is
             return
-        line.ready = True
-        for early in (data, *line.early):
-            self._deliver(line, early)
+        connection.ready = True
+        for early in (data, *connection.early):
+            self._deliver(connection, early)
 
-    def _deliver(self, line: VirtualConnection, data: bytes) -> None:
-        if line.dead or self.is_cut(line):
+    def _deliver(self, connection: VirtualConnection, data: bytes) -> None:
+        if connection.dead or self.is_cut(connection):
             return
-        if line.agent is not None and not line.ready:
-            line.early.append(data)
+        if connection.agent is not None and not connection.ready:
+            connection.early.append(data)
             return
-        self._at_server(line, lambda: line.life.receive(line.number, data))
+        self._at_server(connection, lambda: connection.life.receive(connection.number, data))
 
-    def _at_server(self, line: VirtualConnection, action: Action) -> None:
-        if self.hears(line):
-            line.life.when_running(action)
+    def _at_server(self, connection: VirtualConnection, action: Action) -> None:
+        if self.hears(connection):
+            connection.life.when_running(action)
 
-    def hears(self, line: VirtualConnection) -> bool:
+    def hears(self, connection: VirtualConnection) -> bool:
         """Whether the server of this connection is still there."""
-        return line.life is self.coordinator
+        return connection.life is self.coordinator
 
     def send_to_node(self, number: int, data: bytes) -> None:
         """The server sends."""
-        line = self.lines[number]
-        agent = line.agent
+        connection = self.connections[number]
+        agent = connection.agent
         if agent is None or not agent.alive:
             return
         self._count("to nodes", data)
-        if not line.answered:
-            line.answered = True
-            self.clockwork.after(self.network.delay(), lambda: self._welcome(line, data))
+        if not connection.answered:
+            connection.answered = True
+            self.virtual_time.after(self.network.delay(), lambda: self._welcome(connection, data))
             return
-        for delay in self.deliveries(line, to_node=True):
-            self.clockwork.after(delay, lambda: self._hand_over(line, data))
+        for delay in self.deliveries(connection, to_node=True):
+            self.virtual_time.after(delay, lambda: self._hand_over(connection, data))
 
-    def _welcome(self, line: VirtualConnection, data: bytes) -> None:
-        line.welcomed = True
-        for held in (data, *line.held):
-            self._hand_over(line, held)
+    def _welcome(self, connection: VirtualConnection, data: bytes) -> None:
+        connection.welcomed = True
+        for held in (data, *connection.held):
+            self._hand_over(connection, held)
 
-    def _hand_over(self, line: VirtualConnection, data: bytes) -> None:
-        agent = line.agent
-        if not line.welcomed:
-            line.held.append(data)
+    def _hand_over(self, connection: VirtualConnection, data: bytes) -> None:
+        agent = connection.agent
+        if not connection.welcomed:
+            connection.held.append(data)
         elif agent is not None:
-            agent.when_running(lambda: agent.receive(line.number, data))
+            agent.when_running(lambda: agent.receive(connection.number, data))
 
     def _count(self, way: str, data: bytes) -> None:
         self.messages[way] += 1
@@ -323,7 +323,7 @@ class Cluster:
                 self.note("server", happening.why)
             for loss in happening.losses:
                 self.events["Lost"] += 1
-                self.invariants.judge_loss(loss)
+                self.invariants.check_loss(loss)
         # Several inputs may have waited for one record: each step of them is judged.
         for happening in effects.happenings[:-1]:
             self.invariants.fixed_server_acted(before, happening.after, None)
@@ -348,7 +348,7 @@ class Cluster:
 
 
 def _message(data: bytes) -> NodeMessage | None:
-    """What a node said, for those who watch."""
+    """The message in these bytes, for the invariants."""
     reader = protocol.Reader()
     opening = b"" if data.startswith(protocol.MAGIC) else protocol.MAGIC
     said = [protocol.read(body, protocol.FROM_NODE) for body in reader.feed(opening + data)]

@@ -169,7 +169,7 @@ def _refuse(cluster: Cluster, words: list[str]) -> None:
 
 def _part(cluster: Cluster, words: list[str]) -> None:
     peer, others = _peer(cluster, words), [_peer(cluster, [name]) for name in words[1:]]
-    _elected(cluster).judge.parted(peer, others)
+    _elected(cluster).elected_invariants.parted(peer, others)
     _elected(cluster).parted |= {frozenset((peer.name, other.name)) for other in others}
 
 
@@ -191,7 +191,7 @@ def _register(cluster: Cluster, words: list[str]) -> None:
     if words[0] == "empty":
         cluster.faults["empty"] += 1
         register.empty()
-        _elected(cluster).judge.register_emptied()
+        _elected(cluster).elected_invariants.register_emptied()
     elif words[0] == "touch":
         cluster.faults["touch"] += 1
         register.touch()

@@ -54,9 +54,9 @@ class ElectedCluster(Cluster):
         """Processes whose connections to others are refused on the way."""
         self.parted: set[frozenset[str]] = set()
         """Pairs of processes between which nothing passes, also not the end of a connection."""
-        self.register = VirtualRegister(self.clockwork, random.Random(self.seed + 2), self._has_leases)
-        self.judge = ElectedInvariants(self)
-        self.invariants = self.judge
+        self.register = VirtualRegister(self.virtual_time, random.Random(self.seed + 2), self._has_leases)
+        self.elected_invariants = ElectedInvariants(self)
+        self.invariants = self.elected_invariants
         self._watching: list[tuple[VirtualProcess, Any]] = []
         self._told_admins: dict[int, bytes] = {}
 
@@ -103,7 +103,7 @@ class ElectedCluster(Cluster):
             rest_s=rest_s or self.settings.heartbeat_timeout_s,
             may_claim=may_claim,
         )
-        self.clockwork.after(0.0, lambda: self._keep_lease(peer))
+        self.virtual_time.after(0.0, lambda: self._keep_lease(peer))
         return peer
 
     def end_process(self, agent: Agent, *, seen: bool) -> None:
@@ -111,9 +111,9 @@ class ElectedCluster(Cluster):
         super().end_process(agent, seen=seen)
         assert isinstance(agent, VirtualProcess), "every process here is one"
         if seen and agent.server is not None:
-            for line in self.lines.values():
-                if line.life is agent.server:
-                    self.hang_up(line.number)
+            for connection in self.connections.values():
+                if connection.life is agent.server:
+                    self.hang_up(connection.number)
 
     def close(self, by: str) -> None:
         """A node calls set_closed()."""
@@ -132,20 +132,20 @@ class ElectedCluster(Cluster):
         server = self.current
         if server is None or server.peer.stopped:
             return
-        line = VirtualConnection(len(self.lines) + 1, None, server)
-        self.lines[line.number] = line
-        server.open(line.number)
-        server.receive(line.number, protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
-        for body in protocol.Reader().feed(self._told_admins.pop(line.number, b"")):
+        connection = VirtualConnection(len(self.connections) + 1, None, server)
+        self.connections[connection.number] = connection
+        server.open(connection.number)
+        server.receive(connection.number, protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
+        for body in protocol.Reader().feed(self._told_admins.pop(connection.number, b"")):
             message = protocol.read(body, protocol.FROM_SERVER)
             assert isinstance(message, protocol.Challenge), "an administrator is challenged"
             proof = protocol.Proof(protocol.admin_mac(server.claim.secret, message.nonce))
             ask = protocol.AskEvict(1, self.run_id, name, for_s)
-            server.receive(line.number, protocol.frame(proof) + protocol.frame(ask))
+            server.receive(connection.number, protocol.frame(proof) + protocol.frame(ask))
 
     def send_to_node(self, number: int, data: bytes) -> None:
         """A server sends to a node, or to an administrator."""
-        if self.lines[number].agent is None:
+        if self.connections[number].agent is None:
             self._told_admins[number] = self._told_admins.get(number, b"") + data
         else:
             super().send_to_node(number, data)
@@ -158,12 +158,12 @@ class ElectedCluster(Cluster):
         ran = not peer.stopped or (peer.frozen and peer.stopped_now_s < ttl_s / 2)
         if server is not None and server.serves and ran:
             self.register.keep(server.claim.id, server.claim.rest_s)
-        self.clockwork.after(ttl_s / 6, lambda: self._keep_lease(peer))
+        self.virtual_time.after(ttl_s / 6, lambda: self._keep_lease(peer))
 
     # Connections --------------------------------------------------------------------------------------------------
 
     def free_port(self) -> int:
-        """A port to serve on: there are few, so that one is used again whose old address is still in some record."""
+        """A port to serve on.  There are few, so that a port is reused while a record still names its old server."""
         self.ports += 1
         return 1 + self.ports % 3
 
@@ -184,63 +184,65 @@ class ElectedCluster(Cluster):
             return serving[-1]
         return "silent" if host is not None and not host.alive and not host.was_seen else "refused"
 
-    def open_line_to(self, peer: VirtualProcess, server: VirtualServer) -> int:
+    def open_connection_to(self, peer: VirtualProcess, server: VirtualServer) -> int:
         """A new connection to a server."""
-        line = VirtualConnection(len(self.lines) + 1, peer, server)
-        self.lines[line.number] = line
-        server.when_running(lambda: server.open(line.number))
-        return line.number
+        connection = VirtualConnection(len(self.connections) + 1, peer, server)
+        self.connections[connection.number] = connection
+        server.when_running(lambda: server.open(connection.number))
+        return connection.number
 
     def serving(self, peer: VirtualProcess) -> VirtualServer:
         """The server that a process is, or was last, connected to."""
-        server = self.lines[peer.line].life
+        server = self.connections[peer.connection].life
         assert isinstance(server, VirtualServer), "every server here is one"
         return server
 
-    def hears(self, line: VirtualConnection) -> bool:
+    def hears(self, connection: VirtualConnection) -> bool:
         """Whether the server of this connection is still there."""
-        return line.life.alive
+        return connection.life.alive
 
-    def deliveries(self, line: VirtualConnection, *, to_node: bool) -> Iterator[float]:
+    def deliveries(self, connection: VirtualConnection, *, to_node: bool) -> Iterator[float]:
         """Within a process nothing is lost; between two, whatever the network does to either."""
-        client, server = self._ends(line)
+        client, server = self._ends(connection)
         if client is server:
             yield LOCAL_S
             return
         hearer = client.name if to_node else server.name
-        if not (server.name in self.network.cut or hearer in self.network.deaf or self._is_parted(line)):
+        if not (server.name in self.network.cut or hearer in self.network.deaf or self._is_parted(connection)):
             yield from self.network.deliveries(client.name, to_node=False)
 
-    def is_cut(self, line: VirtualConnection) -> bool:
+    def is_cut(self, connection: VirtualConnection) -> bool:
         """Whether nothing passes on this connection."""
-        client, server = self._ends(line)
-        return client is not server and (bool({client.name, server.name} & self.network.cut) or self._is_parted(line))
+        client, server = self._ends(connection)
+        return client is not server and (
+            bool({client.name, server.name} & self.network.cut) or self._is_parted(connection)
+        )
 
-    def close_line(self, number: int, delay_s: float) -> None:
+    def close_connection(self, number: int, delay_s: float) -> None:
         """A node's end of a connection closes; the server does not hear of it where nothing passes."""
-        line = self.lines.get(number)
-        if line is None or not self._is_parted(line):
-            super().close_line(number, delay_s)
+        connection = self.connections.get(number)
+        if connection is None or not self._is_parted(connection):
+            super().close_connection(number, delay_s)
 
     def hang_up(self, number: int) -> None:
         """A server's end of a connection closes; the node does not hear of it where nothing passes."""
-        if not self._is_parted(self.lines[number]):
+        if not self._is_parted(self.connections[number]):
             super().hang_up(number)
 
-    def _is_parted(self, line: VirtualConnection) -> bool:
-        return line.agent is not None and frozenset(end.name for end in self._ends(line)) in self.parted
+    def _is_parted(self, connection: VirtualConnection) -> bool:
+        return connection.agent is not None and frozenset(end.name for end in self._ends(connection)) in self.parted
 
     @staticmethod
-    def _ends(line: VirtualConnection) -> tuple[Agent, VirtualProcess]:
-        assert line.agent is not None, "a process connects"
-        assert isinstance(line.life, VirtualServer), "to a server"
-        return line.agent, line.life.peer
+    def _ends(connection: VirtualConnection) -> tuple[Agent, VirtualProcess]:
+        assert connection.agent is not None, "a process connects"
+        assert isinstance(connection.life, VirtualServer), "to a server"
+        return connection.agent, connection.life.peer
 
     # The register -------------------------------------------------------------------------------------------------
 
     def committed(self, peer: VirtualProcess, before: Record | None, record: Record) -> None:
         """A write is in the register."""
-        self.judge.committed(peer, before, record)
+        self.elected_invariants.committed(peer, before, record)
         self.meet_doom(peer, "record")
         if self.register.has_leases:
             watching, self._watching = self._watching, []
@@ -262,7 +264,7 @@ class ElectedCluster(Cluster):
             peer.do(peer.election.changed(peer.now))
 
         if peer.name not in self.register.cut and not self.register.is_away:
-            self.clockwork.after(self.chance.uniform(*self.register.delay_s), lambda: peer.when_running(tell))
+            self.virtual_time.after(self.chance.uniform(*self.register.delay_s), lambda: peer.when_running(tell))
 
     # What is written down and checked -----------------------------------------------------------------------------
 
@@ -272,11 +274,11 @@ class ElectedCluster(Cluster):
         self.servers.append(server)
         self.events["Served"] += 1
         self.note(server.peer.name, f"serves with epoch {server.epoch}")
-        self.judge.server_started(server)
+        self.elected_invariants.server_started(server)
 
     def server_stopped(self, server: VirtualServer) -> None:
         """A process serves no longer."""
-        self.judge.server_stopped(server)
+        self.elected_invariants.server_stopped(server)
 
     def server_acted(self, server: VirtualServer, effects: Effects) -> None:
         """A server took an input."""
@@ -286,8 +288,8 @@ class ElectedCluster(Cluster):
             self.events["RunChange"] += 1
             for loss in happening.losses:
                 self.events["Lost"] += 1
-                self.judge.judge_loss(loss)
-        self.judge.server_acted(server, effects)
+                self.elected_invariants.check_loss(loss)
+        self.elected_invariants.server_acted(server, effects)
 
     def agent_changed(self, agent: Agent, before: View) -> None:
         """A node's view changed."""

@@ -35,7 +35,7 @@ class ElectedInvariants(NodeInvariants):
         self.recorded: set[str] = set()
         """Seal ids that were ever in the register."""
         self.closed: set[str] = set()
-        """Incarnations of which somebody was told that they are closed."""
+        """Incarnations that some node was told are closed."""
         self.finished: dict[str, set[int]] = {}
         """Ranks whose finishing was acknowledged, by seal id."""
         self.broken: set[str] = set()
@@ -79,7 +79,7 @@ class ElectedInvariants(NodeInvariants):
     # The register -------------------------------------------------------------------------------------------------
 
     def committed(self, peer: VirtualProcess, before: Record | None, record: Record) -> None:
-        """Judge a write that the register took."""
+        """Check a write that the register took."""
         if record.claim is not None and (before is None or before.claim is None or before.claim.id != record.claim.id):
             self._claimed(peer, before)
         if record.claim is not None:
@@ -169,7 +169,7 @@ class ElectedInvariants(NodeInvariants):
         if len(cut_off) < 2 or 2 * len(cut_off) <= len(heard):
             return
         bound_s = 2 * settings.heartbeat_timeout_s + settings.reconnect_backoff_s + OTHERS_FIRST_S
-        world.clockwork.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at, bound_s))
+        world.virtual_time.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at, bound_s))
 
     def _must_be_served(self, cut_off: list[VirtualProcess], since: float, bound_s: float) -> None:
         here = [peer for peer in cut_off if peer.alive and peer.leaving is None]
@@ -178,7 +178,7 @@ class ElectedInvariants(NodeInvariants):
         if len(here) < len(cut_off):
             # One of them left meanwhile.  If it served them, the process that they cannot reach may have claimed after
             # it, and they may take that claim once they have tried it in vain (rule 17a).
-            self.cluster.clockwork.after(bound_s, partial(self._must_be_served, here, since, bound_s))
+            self.cluster.virtual_time.after(bound_s, partial(self._must_be_served, here, since, bound_s))
             return
         server = self.cluster.current
         for peer in here:
@@ -200,7 +200,7 @@ class ElectedInvariants(NodeInvariants):
         self._taken_over.pop(server.claim.id, None)
 
     def server_acted(self, server: VirtualServer, effects: Effects) -> None:
-        """Judge one step of a server."""
+        """Check one step of a server."""
         run = server.run
         paused_s, resumed_at = server.peer.last_pause
         unsure = paused_s > server.claim.rest_s and server.renewed_at < resumed_at
@@ -270,7 +270,7 @@ class ElectedInvariants(NodeInvariants):
     # Nodes --------------------------------------------------------------------------------------------------------
 
     def agent_changed(self, agent: Agent, before: View) -> None:
-        """Judge one step of a node."""
+        """Check one step of a node."""
         view = agent.view
         if view.world is not None and view.world is not before.world:
             self.node_got_world(agent, before)
@@ -279,7 +279,7 @@ class ElectedInvariants(NodeInvariants):
         if view.state is State.FENCED and before.state is not State.FENCED and not self.forgot:
             record = self.cluster.register.record()
             last = record.last.incarnation if record is not None and record.last is not None else ""
-            is_current = self.cluster.current is self.cluster.lines[agent.line].life
+            is_current = self.cluster.current is self.cluster.connections[agent.connection].life
             self.require(
                 before.incarnation not in self.closed or before.incarnation != last or not is_current,
                 f"{agent.name} was put out of {before.incarnation} instead of being told that it is closed",
@@ -339,7 +339,7 @@ class ElectedInvariants(NodeInvariants):
         self.require(place.seal_id in self.recorded, f"{agent.name} holds a world that was never recorded: {place}")
         super().node_got_world(agent, before)
 
-    def judge_loss(self, loss: Lost) -> None:
+    def check_loss(self, loss: Lost) -> None:
         """A loss is judged by what it leads to."""
 
     # When faults have ended ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rallypoint.server import run_state
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.limits import ServerLimits
-from simulation.clockwork import Action, Process
+from simulation.virtual_time import Action, Process
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -25,7 +25,7 @@ class FixedServer(Process):
     """One life of the server; a restart makes another, on another clock."""
 
     def __init__(self, cluster: Cluster, offset: float, record: bytes | None) -> None:
-        super().__init__(cluster.clockwork, offset)
+        super().__init__(cluster.virtual_time, offset)
         self.cluster = cluster
         self.started_at = self.now
         self._alarm: float | None = None
@@ -51,22 +51,22 @@ class FixedServer(Process):
             self._unknown = run_state.open_run(run_id, self.started_at, self.now, self.cluster.settings.hold_s).run
         return self._unknown
 
-    def open(self, line: int) -> None:
+    def open(self, connection: int) -> None:
         """A connection was made."""
-        self._done(self.run, self.server.opened(line, self.now), None)
+        self._done(self.run, self.server.opened(connection, self.now), None)
 
-    def receive(self, line: int, data: bytes) -> None:
+    def receive(self, connection: int, data: bytes) -> None:
         """Bytes arrived."""
-        if not self.server.knows(line):
+        if not self.server.knows(connection):
             return  # it was hung up on: no bytes arrive after that
         before = self.run
-        effects = self.server.received(line, data, self.now)
-        self.cluster.arrived[line] = self.cluster.awake_time
+        effects = self.server.received(connection, data, self.now)
+        self.cluster.arrived[connection] = self.cluster.awake_time
         self._done(before, effects, data)
 
-    def end(self, line: int) -> None:
+    def end(self, connection: int) -> None:
         """The end of a connection arrived."""
-        self._done(self.run, self.server.ended(line, self.now), None)
+        self._done(self.run, self.server.ended(connection, self.now), None)
 
     def tick(self) -> None:
         """Time passed."""
@@ -81,10 +81,10 @@ class FixedServer(Process):
             self.cluster.record = recording.encode(written)
             self.later(0.0, partial(self._recorded, each.run.run_id))
         self.cluster.fixed_server_acted(before, self.run, effects, data)
-        for line, sent in effects.sends:
-            self.cluster.send_to_node(line, sent)
-        for line, _ in effects.hang_ups:
-            self.cluster.hang_up(line)
+        for connection, sent in effects.sends:
+            self.cluster.send_to_node(connection, sent)
+        for connection, _ in effects.hang_ups:
+            self.cluster.hang_up(connection)
         due = self.server.wake_at(self.now)
         if self._alarm is None or due < self._alarm:
             self._alarm = due

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 FEW = 64
-"""In worlds of more nodes the whole run is looked at only when its phase changes, so that a step stays cheap."""
+"""In worlds of more nodes the whole run is checked only when its phase changes, so that a step stays cheap."""
 
 
-class Judge(Protocol):
+class InvariantChecker(Protocol):
     """What every kind of world has: something that is told what happens, and says when it must not have happened."""
 
     rosters: dict[str, tuple[str, int, tuple[str, ...]]]
@@ -33,7 +33,7 @@ class Judge(Protocol):
     def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         """The server took an input."""
 
-    def judge_loss(self, loss: Lost) -> None:
+    def check_loss(self, loss: Lost) -> None:
         """The server gave a node up."""
 
     def agent_changed(self, agent: Agent, before: View) -> None:
@@ -72,7 +72,7 @@ class Invariants(NodeInvariants):
         self.protected = None
 
     def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
-        """Judge one step of the server."""
+        """Check one step of the server."""
         if isinstance(message, (Joined, Announced)) and message.seat is not None:
             self.round_floor = max(self.round_floor, message.seat.round if self._ours(message, run) else 0)
         if isinstance(message, Announced) and message.standing is Standing.CLOSED and message.incarnation:
@@ -148,7 +148,7 @@ class Invariants(NodeInvariants):
     # When a node's view changes -----------------------------------------------------------------------------------
 
     def agent_changed(self, agent: Agent, before: View) -> None:
-        """Judge one step of a node."""
+        """Check one step of a node."""
         view = agent.view
         if view.world is not None and view.world is not before.world:
             self.node_got_world(agent, before)
@@ -181,14 +181,14 @@ class Invariants(NodeInvariants):
 
     # Small things -------------------------------------------------------------------------------------------------
 
-    def judge_loss(self, loss: Lost) -> None:
+    def check_loss(self, loss: Lost) -> None:
         """The server gave a node up: one whose newest connection is up must have been silent for long."""
         world, agent = self.cluster, self.cluster.find(loss.node_id)
         if agent is None or agent.id != loss.node_id or not agent.alive or agent.stopped or not agent.session.connected:
             return
         if agent.view.state in (State.IDLE, State.REFUSED, State.FENCED):
             return
-        heard_s = world.awake_time - world.arrived.get(agent.line, float("-inf"))
+        heard_s = world.awake_time - world.arrived.get(agent.connection, float("-inf"))
         # A stall of less than two looks is not told from an ordinary delay, and there may be two of them.
         self.require(
             heard_s > world.settings.heartbeat_timeout_s - 4 * LOOK_S,
@@ -207,7 +207,7 @@ class Invariants(NodeInvariants):
         return seal_id if whole and not self._may_be_passed_over(seal_id) else None
 
     def _may_be_passed_over(self, seal_id: str) -> bool:
-        """Whether all of an older world are there: who has no record and hears them first looks no further (rule 14)."""
+        """Whether all of an older world are here: a server without a record that hears them first goes on from it (rule 14)."""
         speakers: dict[str, set[str]] = {}
         for agent in self.cluster.agents.values():
             if agent.alive and agent.view.world is not None and agent.view.world.seal_id != seal_id:
@@ -221,13 +221,13 @@ class Invariants(NodeInvariants):
         return seal_id in self.ended_worlds or later or recovering
 
     def _has_rival(self, seal_id: str) -> bool:
-        """Whether another world has its round number too: who has no record takes the one that it hears of first."""
+        """Whether another world has the same round number: a server without a record takes the one that it hears of first."""
         number = self.rosters[seal_id][1]
         rounds = [round for other, (_, round, _) in self.rosters.items() if other != seal_id]
         return not self.cluster.durable and max(rounds, default=0) >= number
 
     def _max_know_of_no_world(self, seal_id: str) -> bool:
-        """The one way past the hold (rule 14): as many as max who have never heard of a world."""
+        """The one way past the hold (rule 14): max nodes that never heard of a world."""
         others = [a for a in self.cluster.agents.values() if a.alive and a.id not in self.rosters[seal_id][2]]
         return len(others) >= self.cluster.bounds.max
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Network:
-    """How messages fare.  Delays are independent, so that a message can overtake another."""
+    """Loss, duplication and delay of messages.  Delays are independent, so that a message can overtake another."""
 
     chance: random.Random
     delay_s: tuple[float, float] = (0.001, 0.001)

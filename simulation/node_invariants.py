@@ -44,7 +44,7 @@ class NodeInvariants:
             self.require(place.round > old.round, f"{agent.name} went back from round {old.round} to {place.round}")
 
     def check_nodes_at_rest(self, alive: Sequence[Agent], run: Run) -> None:
-        """Everybody holds the current world or waits for a reason, and nobody waits in vain."""
+        """Every node holds the current world or waits for a reason, and no node waits in vain."""
         for agent in alive:
             self._check_at_rest(agent, run)
         members = [a for a in alive if a.view.node.role is Role.MEMBER and a.view.bounds == run.bounds]

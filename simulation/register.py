@@ -15,7 +15,7 @@ from rallypoint.location.actions import ReadRecord, WriteRecord
 from rallypoint.location.register import Entry
 from rallypoint.location.registers.memory import MemoryRegister
 from rallypoint.record import Record, decode
-from simulation.clockwork import Clockwork
+from simulation.virtual_time import VirtualTime
 
 CALL_S = 3.0
 """How long a caller waits for an answer."""
@@ -25,7 +25,7 @@ REMEMBERED_S = 1.5
 
 @dataclass
 class VirtualLease:
-    """The lease of a claim, where the register has leases: who keeps it, and until when it lives."""
+    """The lease of a claim, where the register has leases: the process that renews it, and when it ends."""
 
     keeper: str
     ends: float
@@ -35,7 +35,7 @@ class VirtualLease:
 class VirtualRegister:
     """One record, with everything that can go wrong on the way to it."""
 
-    clockwork: Clockwork
+    virtual_time: VirtualTime
     chance: random.Random
     has_leases: bool = False
     delay_s: tuple[float, float] = (0.001, 0.003)
@@ -79,15 +79,15 @@ class VirtualRegister:
                 return
             entry = self._read(name) if isinstance(call, ReadRecord) else self._write(name, call, committed)
             if self.chance.random() >= self.loss:
-                self.clockwork.after(self._delay(), lambda: give(entry))
+                self.virtual_time.after(self._delay(), lambda: give(entry))
 
         late = self.late_s if isinstance(call, WriteRecord) else 0.0
         if not (self.is_away or name in self.cut) and self.chance.random() >= self.loss:
-            self.clockwork.after(self._delay() + late, reach)
-        self.clockwork.after(CALL_S, give_up)
+            self.virtual_time.after(self._delay() + late, reach)
+        self.virtual_time.after(CALL_S, give_up)
 
     def record(self) -> Record | None:
-        """What is there, for those who watch the simulation."""
+        """What is there, for the invariants."""
         entry = self.medium.read()
         return None if entry is None else decode(entry.value)
 
@@ -98,7 +98,7 @@ class VirtualRegister:
         self._remember()
 
     def touch(self) -> None:
-        """Somebody writes the same value anew."""
+        """Another client writes the same value again."""
         if self.medium.read() is not None:
             self.medium.touch()
             self._remember()
@@ -116,8 +116,13 @@ class VirtualRegister:
     def keep(self, claim_id: str, ttl_s: float) -> None:
         """A process renews the lease of its claim."""
         lease = self.leases.get(claim_id)
-        if lease is not None and lease.ends > self.clockwork.time and not self.is_away and lease.keeper not in self.cut:
-            lease.ends = self.clockwork.time + ttl_s
+        if (
+            lease is not None
+            and lease.ends > self.virtual_time.time
+            and not self.is_away
+            and lease.keeper not in self.cut
+        ):
+            lease.ends = self.virtual_time.time + ttl_s
 
     def _delay(self) -> float:
         return self.chance.uniform(*self.delay_s)
@@ -125,7 +130,7 @@ class VirtualRegister:
     def _read(self, name: str) -> Entry | None:
         entry = self.medium.read()
         if self.stale and self.chance.random() < self.stale:
-            since = self.clockwork.time - self.chance.uniform(0.0, REMEMBERED_S)
+            since = self.virtual_time.time - self.chance.uniform(0.0, REMEMBERED_S)
             older = [shown for moment, shown in self.history if moment <= since]
             entry = older[-1] if older else entry
         return self._with_lease(entry)
@@ -139,7 +144,7 @@ class VirtualRegister:
         claim, old = call.record.claim, before.claim if before is not None else None
         is_new = before is None or before.epoch != call.record.epoch
         if self.has_leases and claim is not None and is_new:
-            self.leases[claim.id] = VirtualLease(name, self.clockwork.time + claim.rest_s)
+            self.leases[claim.id] = VirtualLease(name, self.virtual_time.time + claim.rest_s)
         if self.has_leases and claim is None and old is not None:
             self.leases.pop(old.id, None)
         self._remember()
@@ -151,10 +156,10 @@ class VirtualRegister:
             return entry
         claim = decode(entry.value).claim
         lease = self.leases.get(claim.id) if claim is not None else None
-        return Entry(entry.value, entry.token, lease is not None and lease.ends > self.clockwork.time)
+        return Entry(entry.value, entry.token, lease is not None and lease.ends > self.virtual_time.time)
 
     def _remember(self) -> None:
-        self.history.append((self.clockwork.time, self.medium.read()))
+        self.history.append((self.virtual_time.time, self.medium.read()))
         del self.history[:-64]
 
     def same(self, token: Any) -> bool:

@@ -167,7 +167,7 @@ class VirtualProcess(Agent):
         self._calls += 1
         number = self._calls
         if isinstance(call, WriteRecord) and self.election.serving is None:
-            self.elected.judge.tries_to_claim(self)
+            self.elected.elected_invariants.tries_to_claim(self)
 
         def answered(entry: Entry | None) -> None:
             if number == self._calls:
@@ -215,7 +215,7 @@ class VirtualProcess(Agent):
         self._try()
 
     def _drop(self) -> None:
-        self.cluster.close_line(self.line, self.cluster.network.delay())
+        self.cluster.close_connection(self.connection, self.cluster.network.delay())
         self._do(lambda: self.session.ended(self.now))
 
     def _try(self) -> None:
@@ -226,7 +226,7 @@ class VirtualProcess(Agent):
         outcome = self.elected.reach(self, claim)
         if isinstance(outcome, VirtualServer):
             self.session.secret = claim.secret
-            self.line = self.elected.open_line_to(self, outcome)
+            self.connection = self.elected.open_connection_to(self, outcome)
             self._do(lambda: self._send(self.session.opening(self.now)))
             return
         self._attempts += 1
@@ -245,35 +245,35 @@ class VirtualProcess(Agent):
 
     @property
     def is_turned_away(self) -> bool:
-        """Whether a server said that there is no use in trying again; who holds a world tries on."""
+        """Whether a server said that trying again is of no use; a node that holds a world tries on all the same."""
         goodbye = self.session.goodbye
         return goodbye is not None and goodbye.final and self.view.state is not State.HOLDS
 
-    def connection_lost(self, line: int) -> None:
+    def connection_lost(self, connection: int) -> None:
         """The connection to the server ended."""
-        if line == self.line and self.session.connected:
+        if connection == self.connection and self.session.connected:
             self._do(lambda: self.session.ended(self.now))
             if self._target is not None:
                 self.do(self.election.failed(self._target.id, self.now, refused=False))
             self._retry()
 
-    def receive(self, line: int, data: bytes) -> None:
+    def receive(self, connection: int, data: bytes) -> None:
         """Bytes arrived."""
         was_heard = self.session.is_heard
-        super().receive(line, data)
-        if line != self.line or not self.session.connected:
+        super().receive(connection, data)
+        if connection != self.connection or not self.session.connected:
             return
         if self.session.is_outdated:
             self._drop()
             self._retry()
-        elif self.session.welcomed and self._welcomed_on != line and self._target is not None:
-            self._welcomed_on = line
+        elif self.session.welcomed and self._welcomed_on != connection and self._target is not None:
+            self._welcomed_on = connection
             self.do(self.election.welcomed(self._target.id, self.session.serving.epoch, self.now))
         if self.session.welcomed and not self.session.is_outdated:
-            self.elected.judge.served(self)
+            self.elected.elected_invariants.served(self)
         # What an earlier server acknowledged says nothing about what this one does.
         if self.session.is_heard and (not was_heard or self.close_asked):
-            self.elected.judge.heard(self)
+            self.elected.elected_invariants.heard(self)
         if self.leaving is not None:
             self._try_to_leave()
 
@@ -329,7 +329,7 @@ class VirtualProcess(Agent):
             self._try_to_leave()
 
     def _try_to_leave(self) -> None:
-        """Go as soon as all is said; who serves hands over first, who has finished stays for the others."""
+        """Leave as soon as everything was sent; a server hands over first, and stays for the others if its node has finished."""
         if not self.alive:
             return
         late = self.now >= self._leaves_by

@@ -10,8 +10,8 @@ from rallypoint.core.model import Run
 from rallypoint.location.actions import Serve
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
-from simulation.clockwork import Action as Deed
 from simulation.fixed_server import UNLIMITED
+from simulation.virtual_time import Action as Deed
 
 if TYPE_CHECKING:
     from simulation.virtual_process import VirtualProcess
@@ -70,19 +70,19 @@ class VirtualServer:
         """Do it now, or when the process continues."""
         self.peer.when_running(lambda: action() if self.serves else None)
 
-    def open(self, line: int) -> None:
+    def open(self, connection: int) -> None:
         """A connection was made."""
-        self.perform(self.coordinator.opened(line, self.peer.now))
+        self.perform(self.coordinator.opened(connection, self.peer.now))
 
-    def receive(self, line: int, data: bytes) -> None:
+    def receive(self, connection: int, data: bytes) -> None:
         """Bytes arrived."""
-        if self.coordinator.knows(line):
-            self.peer.elected.arrived[line] = self.peer.elected.time
-            self.perform(self.coordinator.received(line, data, self.peer.now))
+        if self.coordinator.knows(connection):
+            self.peer.elected.arrived[connection] = self.peer.elected.time
+            self.perform(self.coordinator.received(connection, data, self.peer.now))
 
-    def end(self, line: int) -> None:
+    def end(self, connection: int) -> None:
         """The end of a connection arrived."""
-        self.perform(self.coordinator.ended(line, self.peer.now))
+        self.perform(self.coordinator.ended(connection, self.peer.now))
 
     def tick(self) -> None:
         """Time passed."""
@@ -122,10 +122,10 @@ class VirtualServer:
         self._send(effects)
 
     def _send(self, effects: Effects) -> None:
-        for line, sent in effects.sends:
-            self.peer.elected.send_to_node(line, sent)
-        for line, _ in effects.hang_ups:
-            self.peer.elected.hang_up(line)
+        for connection, sent in effects.sends:
+            self.peer.elected.send_to_node(connection, sent)
+        for connection, _ in effects.hang_ups:
+            self.peer.elected.hang_up(connection)
 
     def _ring(self, due: float) -> None:
         if self.serves and self._alarm == due:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rallypoint.backends.endpoints import backend_at
 from rallypoint.client.member import Member
@@ -23,6 +23,11 @@ from rallypoint.messages.types import Reason
 from rallypoint.protocol import Peer
 from rallypoint.torch_bridge import presence
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in `typing` since Python 3.11; type checkers bring it for 3.10
+
+    from rallypoint.backends.join_options import JoinOptions
+
 
 @presence.in_torch_words_too
 def join(
@@ -32,7 +37,7 @@ def join(
     nodes: str | int = 1,
     local_addr: str | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[JoinOptions],
 ) -> Place:
     """Join a run and wait for a place in its next world.
 

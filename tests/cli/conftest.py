@@ -30,6 +30,6 @@ def endpoint(server: Process) -> str:
 @pytest.fixture
 def node(started: Started, endpoint: str) -> Process:
     """A node of run `llama` that is alone in its world."""
-    alone = started.add(start_node(endpoint, "llama", "node1", "--nodes", "1"))
+    alone = started.add(start_node(endpoint, "llama", "node1", "1"))
     alone.expect('"placed"')
     return alone

@@ -50,7 +50,7 @@ def test_status_has_the_sentence_and_the_nodes(node: Process, endpoint: str, sta
     assert header.split() == ["node", "rank", "standing", "address", "id"]
     assert re.fullmatch(r"node1 +0 +holds its world +127\.0\.0\.1 +node1\.[0-9a-f]+_[0-9]+", row)
     assert re.match(r"the server's messages so far: [\d,]+ bytes sent, [\d,]+ received, [\d,]+ sent$", counts)
-    started.add(start_node(endpoint, "mistral", "node9", "--nodes", "2")).expect('"joining"')
+    started.add(start_node(endpoint, "mistral", "node9", "2")).expect('"joining"')
     told = _until(lambda: answer("status", "--endpoint", endpoint), lambda text: "run 'mistral'" in text)
     assert "run 'llama' (sealed, nodes 1): " in told
     assert re.search(r"^run 'mistral' \((recovering|gathering), nodes 2\): ", told, re.MULTILINE)
@@ -79,7 +79,7 @@ def test_status_for_machines(node: Process, endpoint: str) -> None:
 
 
 def test_times_for_machines(endpoint: str, started: Started) -> None:
-    started.add(start_node(endpoint, "llama", "node1", "--nodes", "1:2")).expect('"joining"')
+    started.add(start_node(endpoint, "llama", "node1", "1:2")).expect('"joining"')
     waits = _until(lambda: answer("runs", "--json", "--endpoint", endpoint), lambda text: "last call" in text)
     (run,) = json.loads(waits)["runs"]
     assert timedelta(0) < _moment(run["waits_until"]) - _moment(run["at"]) <= timedelta(seconds=20)
@@ -109,7 +109,7 @@ def test_on_a_terminal_there_are_tables(node: Process, endpoint: str, started: S
 
 
 def test_a_name_cannot_control_the_terminal(started: Started, endpoint: str) -> None:
-    started.add(start_node(endpoint, "llama", "red\x1b[31m", "--nodes", "1")).expect('"placed"')
+    started.add(start_node(endpoint, "llama", "red\x1b[31m", "1")).expect('"placed"')
     text = answer("status", "llama", "--endpoint", endpoint)
     assert "red\ufffd[31m" in text
     assert "\x1b" not in text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.demo_processes import Interruption, ProcessGroup
+from rallypoint.cli.demo_processes import Demo
 from tests.cli.processes import Started, start_cli
 
 MEASURED = [
@@ -57,17 +57,17 @@ def test_interrupted_it_leaves_nothing_behind(started: Started, folder: Path, nu
     assert _left_by(folder) == []
 
 
-def test_a_signal_is_obeyed_only_where_nothing_is_half_done(tmp_path: Path) -> None:
+def test_a_signal_is_obeyed_only_where_nothing_is_half_done() -> None:
     """`Popen` takes a lock now and then; an exception in that moment would keep it locked for ever."""
-    interruption = Interruption()
-    with ProcessGroup(tmp_path, lambda: None, interruption) as group:
-        child = group.start("one", "timeit", "-n1", "-r1", "input()")
-        interruption.ask(signal.SIGTERM, None)
+    demo = Demo()
+    with demo.running():
+        child = demo.start("one", "timeit", "-n1", "-r1", "input()")
+        demo.interrupt(signal.SIGTERM, None)
         child.kill()
         with pytest.raises(SystemExit, match="143"):
-            group.wait(lambda: False, "the end of all days")
+            demo.wait(lambda: False, "the end of all days")
     with pytest.raises(SystemExit, match="130"):
-        interruption.ask(signal.SIGINT, None)
+        demo.interrupt(signal.SIGINT, None)
 
 
 def test_a_step_that_fails_fails_the_demo(started: Started, folder: Path) -> None:

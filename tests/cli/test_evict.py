@@ -14,7 +14,7 @@ WHY = "its network card fails"
 @pytest.fixture
 def pair(endpoint: str, started: Started) -> tuple[Process, Process]:
     """Two nodes of run `llama` in a world."""
-    first, second = (started.add(start_node(endpoint, "llama", name, "--nodes", "1:2")) for name in ("node1", "node2"))
+    first, second = (started.add(start_node(endpoint, "llama", name, "1:2")) for name in ("node1", "node2"))
     for node in (first, second):
         node.expect('"placed", "round": 1, .*"size": 2')
     return first, second
@@ -76,9 +76,9 @@ def test_a_restarted_process_is_told_why_it_does_not_get_in(
         rf"\({WHY}\) and is kept out for another (10 min|9 min \d+ s)$",
         "stderr",
     )
-    node.order("roll call")
-    assert "node2" not in node.expect('"roll call"').string
-    started.add(start_node(endpoint, "llama", "node3", "--nodes", "1:2")).expect('"placed", "round": 3, .*"size": 2')
+    nodes = answer_json("status", "llama", "--endpoint", endpoint)["nodes"]
+    assert [known["name"] for known in nodes if known["rank"] is not None] == ["node1"]
+    started.add(start_node(endpoint, "llama", "node3", "1:2")).expect('"placed", "round": 3, .*"size": 2')
 
 
 def test_every_eviction_lasts_longer(pair: tuple[Process, Process], endpoint: str) -> None:
@@ -125,7 +125,7 @@ def test_the_id_of_a_closed_run_is_free_when_its_members_have_exited(
         member.expect("run 'llama' is closed as failed: the budget is spent", "stderr")
         assert member.ends() == 1
     # A node that comes while a member is still counted is told that the run is closed, and ends.
-    alone = started.add(start_node(endpoint, "llama", "node3", "--nodes", "1"))
+    alone = started.add(start_node(endpoint, "llama", "node3", "1"))
     alone.expect('"placed", "round": 2, .*"size": 1')
 
 
@@ -138,7 +138,7 @@ def test_the_id_of_a_closed_run_is_free_when_its_members_were_killed(
     for member in pair:
         member.popen.kill()
     server.expect("node1 was lost: its connection ended and did not come back within 0.15 s", "stderr")
-    alone = started.add(start_node(endpoint, "llama", "node3", "--nodes", "1"))
+    alone = started.add(start_node(endpoint, "llama", "node3", "1"))
     alone.expect('"placed", "round": 2, .*"size": 1')
 
 
@@ -155,7 +155,7 @@ def test_a_server_that_a_node_hosts_is_administered_on_its_machine(started: Star
     )
     host = started.add(Process(sys.executable, "-c", program))
     host.expect("placed 1")
-    guest = started.add(start_node(endpoint, "job", "guest", "--nodes", "1:2"))
+    guest = started.add(start_node(endpoint, "job", "guest", "1:2"))
     guest.expect('"placed"')
     host.expect("placed 2")
     at = ("--endpoint", endpoint)

@@ -107,7 +107,7 @@ def test_a_restarted_server_remembers_what_closed(started: Started, tmp_path: Pa
     arguments = ("serve", "--state", str(tmp_path / "state"), "--bind")
     first = started.add(start_cli(*arguments, "127.0.0.1:0"))
     endpoint = first.expect(r"listening on (\S+)")[1]
-    started.add(start_node(endpoint, "llama", "node1", "--nodes", "1")).expect('"placed"')
+    started.add(start_node(endpoint, "llama", "node1", "1")).expect('"placed"')
     assert "closed as failed" in answer("close", "llama", "--endpoint", endpoint)
     first.popen.kill()
     first.ends()
@@ -120,7 +120,7 @@ def test_what_happens_is_logged_for_people_and_for_machines(started: Started, tm
     server = started.add(start_cli("serve", "--bind", "127.0.0.1:0", "--log-json", str(events)))
     endpoint = server.expect(r"listening on (\S+)")[1]
     # A name that would colour the terminal of whoever reads the log.
-    node = started.add(start_node(endpoint, "llama", "red\x1b[31m", "--nodes", "1"))
+    node = started.add(start_node(endpoint, "llama", "red\x1b[31m", "1"))
     node.expect('"placed"')
     server.expect(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} run 'llama': ", "stderr")
     node.popen.kill()

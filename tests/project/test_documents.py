@@ -37,6 +37,14 @@ def test_the_page_on_the_architecture_names_what_there_is() -> None:
     assert len(named) > 20, "the names are written in another way now"
 
 
+def test_the_glossary_says_where_each_word_lives() -> None:
+    rows = re.findall(
+        r"^\| ([a-z ]+) \| .* \| `([\w/.]+)` \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 20
+    assert [word for word, path in rows if not (ROOT / "src" / "rallypoint" / path).exists()] == []
+
+
 def _found(name: str) -> list[Path]:
     """Where a file or folder is that the page names: below the package, beside it, or in the folder of its row."""
     package = ROOT / "src" / "rallypoint"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.cli.exit_codes import UsageError
@@ -16,17 +17,11 @@ if TYPE_CHECKING:
     from rallypoint.location.register_admin import RegisterAdminClient
 
 DEFAULT_PORT = 29400
-ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"
-"""The environment variable that replaces --endpoint where that is not given."""
-LONGEST_S = 365 * 86400.0
-LONGEST_RUN_NAME = 128
-LONGEST_NODE_NAME = 256
-LONGEST_REASON = 1024
+ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"  # replaces --endpoint where that is not given
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-PROBE_S = 1.0
-"""How long something that is no server is asked whether it is a c10d store."""
+_PROBE_S = 1.0  # how long something that is no server is asked whether it is a c10d store
 
-# Spelled out here, so that `--help` need not load what they are for.
+# Written out here, so that `--help` need not import the code that uses them.
 _FOR_ETCD = {
     "etcd_prefix": ("TEXT", "where in etcd the keys of all runs lie (default: /rallypoint)"),
     "username": ("NAME", "the name of etcd's user, where it has users"),
@@ -36,12 +31,7 @@ _FOR_ETCD = {
     "key": ("FILE", "the key of that certificate"),
 }
 _ETCD_V3 = tuple(_FOR_ETCD)
-_TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", "key")}
-"""Which of them the endpoints of a scheme take."""
-
-
-class _FromEnvironment(str):
-    """An endpoint that comes from the environment, so that a mistake in it is looked for there."""
+_TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", "key")}  # by the endpoint's scheme
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -56,41 +46,23 @@ def listen_address(text: str) -> tuple[str, int]:
 
 def server_or_register(text: str) -> tuple[str, int] | str:
     """Host and port of a server, or the URL of a register as it was given."""
+    from rallypoint.backends.endpoints import scheme_of, without_scheme
+
     try:
-        return _server_or_register(text)
-    except (argparse.ArgumentTypeError, ValueError) as exc:
-        source = f"from the environment variable {ENDPOINT_VARIABLE}: " if isinstance(text, _FromEnvironment) else ""
+        scheme, rest = scheme_of(text), without_scheme(text)
+        if not rest:
+            raise ValueError(f"The endpoint {text!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
+        if scheme != "file" and any(re.search(r":0+$", member.strip()) for member in rest.split(",")):
+            raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
+        return text.strip() if scheme else parse_endpoint(text, DEFAULT_PORT)
+    except ValueError as exc:
+        is_from_environment = text == os.environ.get(ENDPOINT_VARIABLE)
+        source = f"from the environment variable {ENDPOINT_VARIABLE}: " if is_from_environment else ""
         raise argparse.ArgumentTypeError(f"{source}{exc}") from None
 
 
-def _server_or_register(text: str) -> tuple[str, int] | str:
-    from rallypoint.backends.endpoints import scheme_of, without_scheme
-
-    scheme, rest = scheme_of(text), without_scheme(text)
-    if not rest:
-        raise ValueError(f"The endpoint {text!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
-    if scheme != "file" and any(re.search(r":0+$", member.strip()) for member in rest.split(",")):
-        raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
-    return text.strip() if scheme else listen_address(text)
-
-
-def run_name(text: str) -> str:
-    """The name of a run."""
-    return _checked(text, "a run's name", LONGEST_RUN_NAME)
-
-
-def node_name(text: str) -> str:
-    """The name or the id of a node."""
-    return _checked(text, "a node's name", LONGEST_NODE_NAME)
-
-
-def reason_text(text: str) -> str:
-    """The reason that nodes are told."""
-    return _checked(text, "a reason", LONGEST_REASON, or_empty=True)
-
-
-def _checked(text: str, what: str, longest: int, *, or_empty: bool = False) -> str:
-    if not text and not or_empty:
+def _checked(text: str, what: str, longest: int, may_be_empty: bool = False) -> str:
+    if not text and not may_be_empty:
         raise argparse.ArgumentTypeError(f"it is empty, and {what} is not")
     if len(text) > longest:
         raise argparse.ArgumentTypeError(f"it has {len(text)} characters, and {what} has at most {longest}")
@@ -99,11 +71,15 @@ def _checked(text: str, what: str, longest: int, *, or_empty: bool = False) -> s
     return text
 
 
+run_name = partial(_checked, what="a run's name", longest=128)
+node_name = partial(_checked, what="a node's name", longest=256)
+
+
 def duration(text: str) -> float:
     """A time such as 30s, 10m or 2h, in seconds, as argparse wants its types."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match is not None else -1.0
-    if not 0 <= seconds <= LONGEST_S:
+    if not 0 <= seconds <= 365 * 86400:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a time: write a number and s, m, h or d behind it, such as 30s, 10m or 2h, 365d at most"
         )
@@ -115,7 +91,7 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint",
         type=server_or_register,
-        default=_FromEnvironment(os.environ.get(ENDPOINT_VARIABLE) or f"localhost:{DEFAULT_PORT}"),
+        default=os.environ.get(ENDPOINT_VARIABLE) or f"localhost:{DEFAULT_PORT}",
         metavar="ENDPOINT",
         help=f"as the nodes have it: HOST:PORT of a server, etcd://HOST:PORT,HOST:PORT (etcds:// with TLS), "
         f"etcd-v2://HOST:PORT,HOST:PORT, c10d://HOST:PORT or file:///PATH (default: ${ENDPOINT_VARIABLE}, or "
@@ -128,33 +104,34 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         for_etcd.add_argument(_as_flag(name), metavar=metavar, help=help_text)
 
 
+def add_why_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the reason that nodes are told; it may be empty."""
+    reason = partial(_checked, what="a reason", longest=1024, may_be_empty=True)
+    parser.add_argument("--why", type=reason, default="", metavar="TEXT", help="the reason that the nodes are told")
+
+
 def connect(args: argparse.Namespace) -> AdminClient | RegisterAdminClient:
     """A connection to the server that was named, or to those that the register names."""
     config = {name: value for name in _FOR_ETCD if (value := getattr(args, name)) is not None}
     if isinstance(args.endpoint, str):
         return _connect_to_register(args.endpoint, config)
     host, port = args.endpoint
+    where = written(host, port)
     if config:
         raise UsageError(
-            f"{_as_flag(next(iter(config)))} is for etcd, and {written(host, port)} would be a server: write the "
-            f"endpoint as etcd://{written(host, port)}, or leave the option out"
+            f"{_as_flag(next(iter(config)))} is for etcd, and {where} would be a server: write the endpoint as "
+            f"etcd://{where}, or leave the option out"
         )
-    return _connect_to_server(host, port)
-
-
-def _connect_to_server(host: str, port: int) -> AdminClient:
     from rallypoint.client.admin_client import AdminClient
+    from rallypoint.stores.store_probe import is_store
 
     try:
         return AdminClient(host, port)
     except RendezvousConnectionError as exc:
-        from rallypoint.stores.store_probe import is_store
-
-        if not is_store(host, port, PROBE_S):
+        if not is_store(host, port, _PROBE_S):
             raise
-        place = written(host, port)
         raise RendezvousConnectionError(
-            f"a c10d store is at {place}, and no rallypoint server: write the endpoint as c10d://{place}"
+            f"a c10d store is at {where}, and no rallypoint server: write the endpoint as c10d://{where}"
         ) from exc
 
 

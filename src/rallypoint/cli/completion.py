@@ -37,8 +37,6 @@ _rallypoint() {{
 }}
 complete -o filenames -F _rallypoint rallypoint
 """
-_CASE = """\
-        {command}) COMPREPLY=($(compgen -W {words} -- "$current")) ;;"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,18 +57,18 @@ def script(parser: Parser) -> str:
     """The script for bash."""
     files: set[str] = set()
     values: set[str] = set()
-    cases = [_case("''", [*parser.by_command, *option_strings(parser.top)])]
+    words = {"''": [*parser.by_command, *option_strings(parser.top)]}
     for name, command in parser.by_command.items():
         options = option_strings(command)
         for option, action in options.items():
             if action.nargs != 0:
                 (files if action.metavar == "FILE" else values).add(option)
         choices = [str(choice) for action in command._actions for choice in action.choices or ()]  # noqa: SLF001
-        cases.append(_case(name, [*choices, *options]))
+        words[name] = [*choices, *options]
+    cases = [
+        f'        {command}) COMPREPLY=($(compgen -W {shlex.quote(" ".join(offered))} -- "$current")) ;;'
+        for command, offered in words.items()
+    ]
     return _SCRIPT.format(
         file_options="|".join(sorted(files)), value_options="|".join(sorted(values)), cases="\n".join(cases)
     )
-
-
-def _case(command: str, words: list[str]) -> str:
-    return _CASE.format(command=command, words=shlex.quote(" ".join(words)))

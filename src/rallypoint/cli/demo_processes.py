@@ -1,206 +1,175 @@
-"""The demo's processes: started, listened to and ended here, and none other than these.
-
-Times are those of this process's own clock when it hears of something.
-"""
+"""The demo's processes: started, watched and ended here; a live table of them on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, TypeAlias
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-STEP_S = 15.0
-"""How long a step may take; every one takes a fraction of a second, more where starting Python is slow."""
-DRAW_S = 0.1
+from rallypoint.cli.output import is_terminal
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+STEP_S = 15.0  # how long a step may take: a fraction of a second, or more where starting Python is slow
+LOOK_S = 0.05  # how often the demo reads what its processes have printed
+PAUSE_S = 1.3  # before each step on a terminal, so that people can follow
+_STATES = {  # what a node does after it has reported an event, and the colour of that
+    "joining": ("waiting", "yellow"),
+    "placed": ("working", "green"),
+    "changed": ("regrouping", "yellow"),
+    "finished": ("finished", "yellow"),
+}
 
 
 class DemoError(Exception):
     """Something that should have happened did not."""
 
 
-class Interruption:
-    """A signal that asks for the end.  It is obeyed where nothing is half done.
+class Process:
+    """One process.  It prints into a file; its standard input stays open until it is told to finish."""
 
-    An exception out of a signal's handler may come in the middle of anything: of the start of a process, which is then never
-    ended, or while `Popen` holds a lock, which is then never let go.
+    def __init__(self, name: str, log: Path, arguments: tuple[str, ...]) -> None:
+        self.name = name
+        self.outcome = ""
+        self._output, self._errors = log.with_suffix(".out"), log.with_suffix(".err")
+        command = [sys.executable, "-m", *arguments]
+        with self._output.open("wb") as out, self._errors.open("wb") as err:
+            # In a session of its own, because Ctrl-C is for the demo, which then ends its processes itself.
+            self.popen = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True
+            )
+
+    def lines(self) -> list[str]:
+        """The whole lines that it printed."""
+        return self._output.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+
+    def events(self) -> list[dict[str, Any]]:
+        """What a node reported; a server reports nothing."""
+        return [json.loads(line) for line in self.lines() if line.startswith("{")]
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The last event of a kind; empty where there was none."""
+        return next((found for found in reversed(self.events()) if found["event"] == event), {})
+
+    def kill(self) -> float:
+        """End it with SIGKILL, and return when."""
+        at = time.monotonic()
+        self.outcome = "killed"
+        self.popen.kill()
+        self.popen.wait()
+        return at
+
+    def check(self) -> None:
+        """Note its end, which is an error unless the exit code is 0."""
+        code = self.popen.poll()
+        if code is not None and not self.outcome:
+            self.outcome = f"exit code {code}"
+            if code != 0:
+                complaints = self._errors.read_text(encoding="utf-8", errors="replace").strip() or "it said nothing"
+                raise DemoError(f"{self.name} ended with {self.outcome}: {complaints.splitlines()[-1]}")
+
+    def state(self) -> tuple[str, str]:
+        """What it is doing, and the colour of that."""
+        if self.outcome:
+            return self.outcome, "red" if self.outcome == "killed" else "dim"
+        if events := self.events():
+            return _STATES[events[-1]["event"]]
+        return ("serving", "cyan") if self.lines() else ("starting", "dim")
+
+
+class Demo:
+    """All processes of the demo, and what it says of them.
+
+    A signal that asks for the end is obeyed only while the demo waits.  An exception from a signal handler could come at
+    any moment: while a process is started, which then nobody ends, or while `Popen` holds a lock.
     """
 
     def __init__(self) -> None:
-        self._number = 0
+        self.processes: list[Process] = []
+        self.folder = Path()
+        self._signal = 0
+        self._sentences: list[tuple[str, str]] = []
+        self._live: Live | None = None
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """For `signal.signal`.  A second signal ends the process at once."""
-        if self._number:
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Leaving the block ends the processes that still run, and removes their files."""
+        with TemporaryDirectory(prefix="rallypoint-demo-") as folder, ExitStack() as stack:
+            self.folder = Path(folder)
+            if is_terminal():
+                from rich.live import Live
+
+                self._live = stack.enter_context(Live(auto_refresh=False))
+            try:
+                yield
+            finally:
+                for process in self.processes:
+                    process.popen.kill()
+                for process in self.processes:
+                    process.popen.communicate()
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """For `signal.signal`.  A second signal ends the demo at once."""
+        if self._signal:
             raise SystemExit(128 + number)
-        self._number = number
+        self._signal = number
 
-    def obey(self) -> None:
-        """End with the exit code that a shell would give, if that was asked."""
-        if self._number:
-            raise SystemExit(128 + self._number)
-
-
-@dataclass(frozen=True)
-class Message:
-    """A line that a process printed, and when; what a node says is JSON."""
-
-    at: float
-    line: str
-    said: dict[str, Any] = field(default_factory=dict)
-
-
-Lines: TypeAlias = "queue.SimpleQueue[tuple[float, ChildProcess, str | None]]"
-"""What was printed, when and by whom; None when it has ended."""
-
-
-class ChildProcess:
-    """One process."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path, lines: Lines) -> None:
-        self.name = name
-        self.process = process
-        self.log = log
-        self.listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
-        self.messages: list[Message] = []
-        self.may_end = False
-        self.ended = False
-        self.outcome = ""
-
-    def take(self, at: float, line: str) -> None:
-        """It printed a line."""
-        said = json.loads(line) if line.startswith("{") else {}
-        self.messages.append(Message(at, line, said))
-
-    def last(self, event: str) -> Message | None:
-        """The last that it said of this kind."""
-        return next((message for message in reversed(self.messages) if message.said.get("event") == event), None)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """Its place in a world: round, rank, size, fence; empty before it has one."""
-        placed = self.last("placed")
-        return placed.said if placed is not None else {}
-
-    def order(self, words: str) -> None:
-        """Tell it something."""
-        assert self.process.stdin is not None, "started with a pipe"
-        self.process.stdin.write(f"{words}\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> float:
-        """SIGKILL; returns when."""
-        self.may_end = True
-        at = time.monotonic()
-        self.process.kill()
-        self.process.wait()
-        self.outcome = "killed"
-        return at
-
-    def _listen(self, lines: Lines) -> None:
-        assert self.process.stdout is not None, "started with a pipe"
-        for line in self.process.stdout:
-            lines.put((time.monotonic(), self, line.rstrip("\n")))
-        lines.put((time.monotonic(), self, None))
-
-    def last_error(self) -> str:
-        """The last thing that it complained of."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-class ProcessGroup:
-    """All processes of the demo; leaving the block ends those that are still there."""
-
-    def __init__(self, folder: Path, draw: Callable[[], None], interruption: Interruption) -> None:
-        self._folder = folder
-        self._interruption = interruption
-        self._draw = draw
-        self._started = 0
-        self._lines: Lines = queue.SimpleQueue()
-        self.children: list[ChildProcess] = []
-
-    def start(self, name: str, *module_and_arguments: str) -> ChildProcess:
-        """Start a Python module of ours."""
-        self._started += 1
-        log = self._folder / f"{self._started}-{name}.log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *module_and_arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                # A control-C is for the demo, which then ends them in its own order.
-                start_new_session=True,
-            )
-        child = ChildProcess(name, process, log, self._lines)
-        self.children.append(child)
-        child.listener.start()
-        return child
+    def start(self, name: str, *module_and_arguments: str) -> Process:
+        """Start a Python module."""
+        process = Process(name, self.folder / f"{len(self.processes)}-{name}", module_and_arguments)
+        self.processes.append(process)
+        return process
 
     def wait(self, until: Callable[[], bool], what: str) -> None:
-        """Wait until something is so; `what` says what in case it never is."""
+        """Wait until something is so; `what` says what, in case it never is."""
         deadline = time.monotonic() + STEP_S
         while not until():
-            if time.monotonic() > deadline:
-                raise DemoError(f"within {STEP_S:.0f} s it did not happen that {what}")
-            self._hear(DRAW_S)
+            self.demand(time.monotonic() < deadline, f"within {STEP_S:.0f} s it did not happen that {what}")
+            self._look()
 
-    def wait_for_ends(self, children: Iterable[ChildProcess], what: str) -> None:
-        """Wait until processes have ended, each with exit code 0."""
-        group = list(children)
-        for child in group:
-            child.may_end = True
-        self.wait(lambda: all(child.ended for child in group), what)
-        for child in group:
-            child.outcome = f"exit code {child.process.wait(STEP_S)}"
-            if child.process.returncode != 0:
-                raise DemoError(f"{child.name} ended with {child.outcome}: {child.last_error()}")
+    def demand(self, holds: bool, otherwise: str) -> None:
+        """Fail the demo where something does not hold."""
+        if not holds:
+            raise DemoError(otherwise)
 
-    def linger(self, pause_s: float) -> None:
-        """Let time pass while listening."""
-        deadline = time.monotonic() + pause_s
-        while (left := deadline - time.monotonic()) > 0:
-            self._hear(min(left, DRAW_S))
-
-    def _hear(self, timeout_s: float) -> None:
-        self._interruption.obey()
-        try:
-            at, child, line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            self._draw()
-            return
-        if line is not None:
-            child.take(at, line)
-        else:
-            child.ended = True
-            if not child.may_end:
-                code = child.process.wait(STEP_S)
-                raise DemoError(f"{child.name} ended with exit code {code}: {child.last_error()}")
+    def say(self, sentence: str, *, heading: bool = False) -> None:
+        """Say which step comes next (a heading), or what came of it."""
+        pause_ends = time.monotonic() + (PAUSE_S if heading and self._live is not None else 0)
+        while time.monotonic() < pause_ends:
+            self._look()
+        self._sentences.append((sentence, "bold") if heading else (f"  {sentence}", ""))
+        if self._live is None:
+            print(self._sentences[-1][0], flush=True)
         self._draw()
 
-    def __enter__(self) -> ProcessGroup:
-        return self
+    def _look(self) -> None:
+        if self._signal:
+            raise SystemExit(128 + self._signal)
+        for process in self.processes:
+            process.check()
+        self._draw()
+        time.sleep(LOOK_S)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for child in self.children:
-            child.process.kill()
-        for child in self.children:
-            child.process.wait()
-            child.listener.join()
-            for pipe in (child.process.stdin, child.process.stdout):
-                assert pipe is not None, "started with pipes"
-                with suppress(OSError):
-                    pipe.close()
+    def _draw(self) -> None:
+        if self._live is None:
+            return
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            "process", "pid", "round", "rank", "state", title="run 'demo'", title_justify="left", min_width=60
+        )
+        for process in self.processes:
+            place = process.last("placed") if not process.outcome else {}
+            cells = (str(place["round"]), f"{place['rank']} of {place['size']}") if place else ("", "")
+            table.add_row(process.name, str(process.popen.pid), *cells, Text(*process.state()))
+        self._live.update(Group(table, *(Text(*sentence) for sentence in self._sentences)), refresh=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rallypoint.cli.arguments import add_endpoint_arguments, connect, duration, node_name, reason_text, run_name
+from rallypoint.cli.arguments import add_endpoint_arguments, add_why_argument, connect, duration, node_name, run_name
 from rallypoint.cli.exit_codes import UsageError
 from rallypoint.cli.output import printable
 
@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each further eviction of the node, up to 1h)",
     )
     until.add_argument("--lift", action="store_true", help="let the node in again, before its time is over")
-    parser.add_argument(
-        "--why", type=reason_text, default="", metavar="TEXT", help="the reason that the nodes are told"
-    )
+    add_why_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,14 +29,10 @@ def exit_code_of(error: RendezvousError) -> ExitCode:
     from rallypoint import protocol
     from rallypoint.client.admin_client import UNANSWERED, NotDoneError
 
+    reason = error.reason if isinstance(error, NotDoneError) else ""
     if isinstance(error, UsageError):
         return ExitCode.USAGE
-    if isinstance(error, RendezvousConnectionError):
+    if isinstance(error, RendezvousConnectionError) or reason == UNANSWERED:
         return ExitCode.UNREACHABLE
-    by_reason = {
-        protocol.UNKNOWN_RUN: ExitCode.UNKNOWN_RUN,
-        protocol.CLOSED: ExitCode.CLOSED,
-        UNANSWERED: ExitCode.UNREACHABLE,
-    }
-    reason = error.reason if isinstance(error, NotDoneError) else ""
+    by_reason = {protocol.UNKNOWN_RUN: ExitCode.UNKNOWN_RUN, protocol.CLOSED: ExitCode.CLOSED}
     return by_reason.get(reason, ExitCode.REFUSED)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 
 class Command(Protocol):
-    """The module of a command."""
+    """The module of a command: it declares its arguments, runs with them, and returns the exit code."""
 
     HELP: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments that it takes."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, args: argparse.Namespace) -> int:
-        """Run it, and return the exit code."""
+    def run(self, args: argparse.Namespace) -> int: ...
 
 
 class Parser:
@@ -24,8 +22,8 @@ class Parser:
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
         self.top = argparse.ArgumentParser(prog="rallypoint", description="The meeting point of a distributed job.")
-        self.top.add_argument("--version", action=_Version, help="print the version and exit")
-        subparsers = self.top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        self.top.add_argument("--version", action="store_true", help="print the version and exit")
+        subparsers = self.top.add_subparsers(dest="command", metavar="COMMAND")
         self.by_command: dict[str, argparse.ArgumentParser] = {}
         for name, command in commands.items():
             parser = subparsers.add_parser(name, help=command.HELP, description=f"{command.HELP}.")
@@ -37,20 +35,26 @@ class Parser:
         for word in arguments:
             if not word.startswith("-"):
                 if word not in self.by_command:
-                    self._refuse_command(word)
+                    known = f" The commands are: {', '.join(self.by_command)}"
+                    _refuse(self.top, f"there is no command {word!r}.", word, self.by_command, known)
                 break
             if not any(option.startswith(word) for option in option_strings(self.top)):
-                _refuse_arguments(self.top, [word])
+                _refuse_option(self.top, word)
         args, unknown = self.top.parse_known_args(arguments)
-        if unknown:
-            _refuse_arguments(self.by_command[args.command], unknown)
-        return args
+        if args.version:
+            from importlib.metadata import version
 
-    def _refuse_command(self, command: str) -> NoReturn:
-        known = ", ".join(self.by_command)
-        self.top.error(
-            f"there is no command {command!r}.{_suggest(command, self.by_command)} The commands are: {known}"
-        )
+            print(f"rallypoint {version('rallypoint')}")
+            self.top.exit()
+        if args.command is None:
+            self.top.error("the following arguments are required: COMMAND")
+        if unknown:
+            parser = self.by_command[args.command]
+            option = next((word for word in unknown if word.startswith("-")), None)
+            if option is None:
+                parser.error(f"{unknown[0]!r} is one argument too many")
+            _refuse_option(parser, option)
+        return args
 
 
 def option_strings(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -59,30 +63,12 @@ def option_strings(parser: argparse.ArgumentParser) -> dict[str, argparse.Action
     return {option: action for action in actions for option in action.option_strings}
 
 
-def _refuse_arguments(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
-    mistyped = next((word for word in unknown if word.startswith("-")), None)
-    if mistyped is None:
-        parser.error(f"{unknown[0]!r} is one argument too many")
-    option = mistyped.partition("=")[0]
-    parser.error(f"there is no option {option!r}.{_suggest(option, option_strings(parser))}")
+def _refuse_option(parser: argparse.ArgumentParser, word: str) -> NoReturn:
+    option = word.partition("=")[0]
+    _refuse(parser, f"there is no option {option!r}.", option, option_strings(parser))
 
 
-def _suggest(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'this'?" where one of the known words is near, else nothing."""
-    import difflib
+def _refuse(parser: argparse.ArgumentParser, why: str, word: str, known: Iterable[str], more: str = "") -> NoReturn:
+    from rallypoint.backends.options import did_you_mean
 
-    nearest = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {nearest[0]!r}?" if nearest else ""
-
-
-class _Version(argparse.Action):
-    """Prints the version of the installed package; it is looked up only when asked for."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import version
-
-        print(f"rallypoint {version('rallypoint')}")
-        parser.exit()
+    parser.error(f"{why}{did_you_mean(word, known)}{more}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from rallypoint.cli.arguments import add_endpoint_arguments, connect
-from rallypoint.cli.output import show_table
+from rallypoint.cli.as_json import run_fields
+from rallypoint.cli.output import Sentence, Table, show
 
 HELP = "list the runs of a server, or in etcd, a c10d store or a store file"
 
@@ -21,14 +23,12 @@ def run(args: argparse.Namespace) -> int:
     with connect(args) as admin:
         answer = admin.runs()
     if args.json:
-        from rallypoint.cli.as_json import runs_as_json
-
-        print(runs_as_json(answer))
-    elif not answer.runs:
-        print(f"There are no runs at {admin.where}.")
-    else:
-        rows = [(line.run_id, line.phase, str(line.round), str(line.nodes), line.situation) for line in answer.runs]
-        show_table(("run", "phase", "round", "nodes", "situation"), rows)
-        if answer.total > len(answer.runs):
-            print(f"… and {answer.total - len(answer.runs)} more.")
+        show(json.dumps({"total": answer.total, "runs": [run_fields(line) for line in answer.runs]}))
+        return 0
+    rows = [(line.run_id, line.phase, str(line.round), str(line.nodes), line.situation) for line in answer.runs]
+    if not rows:
+        show([Sentence(f"There are no runs at {admin.where}.")])
+        return 0
+    more = [Sentence(f"… and {answer.total - len(rows)} more.")] if answer.total > len(rows) else []
+    show([Table(("run", "phase", "round", "nodes", "situation"), rows), *more])
     return 0

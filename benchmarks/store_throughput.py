@@ -56,11 +56,11 @@ COLUMNS = ("torch TCPStore", "rallypoint", "ratio", "half of them", "goal")
 
 
 def run(console: Console, output: Path) -> None:
-    """One client, several clients, and a crowd of bare connections."""
+    """One client, several clients, and many bare connections."""
     for where, places in PLACES.items():
         console.print(_operations(f"1 client, {where}", 1, places))
     console.print(_operations(f"{CLIENTS} clients", CLIENTS))
-    console.print(_crowds())
+    console.print(_many_connections())
 
 
 def _operations(who: str, clients: int, places: tuple[int, int] | None = None) -> Table:
@@ -68,17 +68,17 @@ def _operations(who: str, clients: int, places: tuple[int, int] | None = None) -
     title += "; and what they cost in microseconds of processor time, server + client"
     table = Table("operation", *COLUMNS, "cost, torch", "rallypoint", title=title, title_justify="left")
     with ExitStack() as stack:
-        halls = [Hall(stack, kind, clients) for kind in KINDS]
+        stores = [StoreAndClients(stack, kind, clients) for kind in KINDS]
         if places is not None:
-            for hall in halls:
-                pin(hall.server.process.pid, places[0])
-                pin(hall.crew[0].process.pid, places[1])
+            for store in stores:
+                pin(store.server.process.pid, places[0])
+                pin(store.clients[0].process.pid, places[1])
         for name, times in OPERATIONS.items():
-            for hall in halls:
-                hall.rate(name, times)  # warm
-                hall.count()
-            rates = in_turns([partial(hall.rate, name, times) for hall in halls], SLICES)
-            spent = (f"{server:.0f} + {client:.0f}" for server, client in (hall.count() for hall in halls))
+            for store in stores:
+                store.rate(name, times)  # warm
+                store.count()
+            rates = in_turns([partial(store.rate, name, times) for store in stores], SLICES)
+            spent = (f"{server:.0f} + {client:.0f}" for server, client in (store.count() for store in stores))
             table.add_row(name, *rates.row(lambda rate: f"{rate:,.0f}"), GOALS.get(name, ""), *spent)
     return table
 
@@ -100,36 +100,36 @@ def in_turns(measures: list[Callable[[], float]], turns: int) -> Measured:
     return Measured(*figures)
 
 
-class Hall:
+class StoreAndClients:
     """A server and its clients, each in a process of its own."""
 
     def __init__(self, stack: ExitStack, kind: str, clients: int) -> None:
         self.server = stack.enter_context(Worker("benchmarks.store_server", kind))
         port = str(self.server.hear())
-        self.crew = [stack.enter_context(Worker("benchmarks.store_client", kind, port)) for _ in range(clients)]
-        for client in self.crew:
+        self.clients = [stack.enter_context(Worker("benchmarks.store_client", kind, port)) for _ in range(clients)]
+        for client in self.clients:
             client.hear()
         self._done = 0
         self._spent = (0.0, 0.0)
 
     def rate(self, operation: str, times: int) -> float:
         """Operations a second of all clients together."""
-        each = times // len(self.crew)
-        for client in self.crew:
+        each = times // len(self.clients)
+        for client in self.clients:
             client.tell(f"{operation} {each}")
-        self._done += each * len(self.crew)
-        return each * len(self.crew) / max(float(client.hear()) for client in self.crew)
+        self._done += each * len(self.clients)
+        return each * len(self.clients) / max(float(client.hear()) for client in self.clients)
 
     def count(self) -> tuple[float, float]:
         """Microseconds of processor time that an operation has taken since this was last asked: server, client."""
-        spent = cpu_s(self.server.process.pid), sum(cpu_s(client.process.pid) for client in self.crew)
+        spent = cpu_s(self.server.process.pid), sum(cpu_s(client.process.pid) for client in self.clients)
         done, self._done = self._done, 0
         before, self._spent = self._spent, spent
         return (1e6 * (spent[0] - before[0]) / done, 1e6 * (spent[1] - before[1]) / done)
 
 
-def _crowds() -> Table:
-    table = Table("a crowd of bare connections", *COLUMNS, title_justify="left")
+def _many_connections() -> Table:
+    table = Table("many bare connections", *COLUMNS, title_justify="left")
     for what, order, connections, turns, goal in (
         ("connect, each name looked up", "connect", LOOKED_UP, 1, "under 1"),
         ("connect, no names looked up", "connect", CROWD, CROWDS, "under 1"),
@@ -137,23 +137,23 @@ def _crowds() -> Table:
     ):
         with ExitStack() as stack:
             looks_up = what.endswith("each name looked up")
-            crowds = [stack.enter_context(_crowd(kind, connections, looks_up=looks_up)) for kind in KINDS]
+            groups = [stack.enter_context(_connections(kind, connections, looks_up=looks_up)) for kind in KINDS]
             if not looks_up:
-                for crowd in crowds:
-                    _obey(crowd, "connect")  # and warm
-            seconds = in_turns([partial(_obey, crowd, order) for crowd in crowds], turns)
+                for group in groups:
+                    _obey(group, "connect")  # and warm
+            seconds = in_turns([partial(_obey, group, order) for group in groups], turns)
         table.add_row(f"{connections:,}: {what}", *seconds.row(lambda s: f"{s * 1000:.0f} ms"), goal)
     return table
 
 
 @contextmanager
-def _crowd(kind: str, connections: int, *, looks_up: bool) -> Iterator[Worker]:
+def _connections(kind: str, connections: int, *, looks_up: bool) -> Iterator[Worker]:
     with (
         Worker("benchmarks.store_server", kind, looks_up=looks_up) as server,
-        Worker("benchmarks.waiters", str(server.hear()), str(connections)) as crew,
+        Worker("benchmarks.store_connections", str(server.hear()), str(connections)) as clients,
     ):
-        crew.hear()
-        yield crew
+        clients.hear()
+        yield clients
 
 
 def _obey(worker: Worker, order: str) -> float:

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurements import Setup, form, idle, regroup, split
 from benchmarks.processes import Worker, free_port, memory_mb, server
-from benchmarks.worlds import Meeting, form, idle, regroup, split
 
 TORCH, OURS = "torch:c10d", "rallypoint:rallypoint"
 SIZES = (4, 16, 64)
@@ -38,7 +38,7 @@ def run(console: Console, output: Path) -> None:
     again.add_row("survivors only watch", *compared(*noticed))
     console.print(again)
     alone = Table("what", "measured", "goal", title="the server alone", title_justify="left")
-    seconds, memory = crowd(8000)
+    seconds, memory = many_nodes(8000)
     alone.add_row("8,000 asyncio nodes form", f"{seconds:.2f} s", "under 4 s")
     alone.add_row("its memory then", f"{memory:.0f} MB", "under 100 MB")
     alone.add_row("1,000 idle nodes", f"{idle_share(1000):.1%} of a core", "under 4 %")
@@ -51,25 +51,25 @@ def run(console: Console, output: Path) -> None:
 
 def form_embedded(implementation: str, nodes: int, *give_up_s: float) -> float:
     """Seconds until the last of so many nodes has its rank, where one of the nodes serves the endpoint."""
-    meeting = Meeting(implementation, f"127.0.0.1:{free_port()}", (nodes, nodes))
-    return form(meeting, split(nodes), *give_up_s)
+    setup = Setup(implementation, f"127.0.0.1:{free_port()}", (nodes, nodes))
+    return form(setup, split(nodes), *give_up_s)
 
 
 def regroup_embedded(implementation: str, *, watch: bool) -> float | None:
     """Seconds from the death of one of four nodes to the new world of the others; None where they never notice."""
-    meeting = Meeting(implementation, f"127.0.0.1:{free_port()}", (3, 4))
+    setup = Setup(implementation, f"127.0.0.1:{free_port()}", (3, 4))
     try:
-        return regroup(meeting, watch=watch).world_s
+        return regroup(setup, watch=watch).world_s
     except TimeoutError:
         return None
 
 
-def crowd(nodes: int) -> tuple[float, float]:
+def many_nodes(nodes: int) -> tuple[float, float]:
     """Seconds for so many nodes to form a world on a standalone server, and the server's memory."""
     half = nodes // 2
     with server() as (endpoint, pid), ExitStack() as stack:
         parts = [
-            stack.enter_context(Worker("benchmarks.crowd", endpoint, "crowd", str(nodes), str(first), str(half)))
+            stack.enter_context(Worker("benchmarks.many_nodes", endpoint, "crowd", str(nodes), str(first), str(half)))
             for first in (0, half)
         ]
         for part in parts:
@@ -82,7 +82,7 @@ def crowd(nodes: int) -> tuple[float, float]:
 def idle_share(nodes: int) -> float:
     """The share of a core that a standalone server uses for so many nodes that do nothing."""
     with server() as (endpoint, pid):
-        return idle(Meeting(OURS, endpoint, (nodes, nodes)), split(nodes), pid)
+        return idle(Setup(OURS, endpoint, (nodes, nodes)), split(nodes), pid)
 
 
 def start_up(*arguments: str) -> float:

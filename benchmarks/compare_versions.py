@@ -1,7 +1,7 @@
 """What a change costs or gains: an earlier version beside the working tree, in turns, in one run.
 
     make bench BEFORE=9ef17f0
-    python -m benchmarks.before 9ef17f0 --at-most 4 --turns 1      # a quick look
+    python -m benchmarks.compare_versions 9ef17f0 --at-most 4 --turns 1      # a quick look
 
 Absolute times move from machine to machine, so the ratio of the medians counts.  Both versions run the same node
 program, `benchmarks.node`, which uses only what users use; each process imports its version by PYTHONPATH.
@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import elected, registers, versions
+from benchmarks.measurements import GIVE_UP_S, Setup, form, idle, regroup, split
 from benchmarks.node import PLACE
 from benchmarks.processes import free_port, server
 from benchmarks.versions import BUILD, ROOT, Version
-from benchmarks.worlds import GIVE_UP_S, Meeting, form, idle, regroup, split
 
 HANDLER = "rallypoint:rallypoint"
 OPTIONS = {"join_timeout": GIVE_UP_S}
@@ -46,7 +46,7 @@ Figures = Mapping[str, float]
 """What one measurement found, by what it is called."""
 
 
-class Yardstick(NamedTuple):
+class Measurement(NamedTuple):
     """Something to measure on one version, given the folder of its source."""
 
     what: str
@@ -60,7 +60,7 @@ class Yardstick(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What one figure of a yardstick was, in each turn, and torch's; what failed has a sentence instead."""
+    """What one figure of a measurement was, in each turn, and torch's; what failed has a sentence instead."""
 
     what: str
     server: str
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 # What is measured -----------------------------------------------------------------------------------------------------
 
 
-def yardsticks() -> Iterator[Yardstick]:
+def measurements() -> Iterator[Measurement]:
     """All of them; one node per process comes first, because that is how nodes live."""
     for place in SERVERS:
         for nodes, turns in ONE_A_PROCESS.items():
@@ -104,36 +104,38 @@ def yardsticks() -> Iterator[Yardstick]:
     yield from _on_registers()
 
 
-def _on_etcd() -> Iterator[Yardstick]:
+def _on_etcd() -> Iterator[Measurement]:
     """A server that is elected through etcd v3, one member on this machine."""
 
-    def yardstick(what: str, nodes: int, measure: Callable[[Path], Figures], show: Show = "{:.3f}".format) -> Yardstick:
-        return Yardstick(what, "etcd-v3", nodes, measure, show=show)
+    def measurement(
+        what: str, nodes: int, measure: Callable[[Path], Figures], show: Show = "{:.3f}".format
+    ) -> Measurement:
+        return Measurement(what, "etcd-v3", nodes, measure, show=show)
 
     for nodes in (4, 64):
-        yield yardstick(f"form {nodes}, one node per process", nodes, partial(elected.forming, shares=[1] * nodes))
-    yield yardstick("form 1,000, threads in four processes", 1000, partial(elected.forming, shares=split(1000)))
-    yield yardstick("kill -9 of a node of four", 4, partial(elected.losing, nodes=4, server=False, others=1))
+        yield measurement(f"form {nodes}, one node per process", nodes, partial(elected.forming, shares=[1] * nodes))
+    yield measurement("form 1,000, threads in four processes", 1000, partial(elected.forming, shares=split(1000)))
+    yield measurement("kill -9 of a node of four", 4, partial(elected.losing, nodes=4, server=False, others=1))
     for nodes in (4, 32):
-        yield yardstick(
+        yield measurement(
             f"kill -9 of the serving node of {nodes}",
             nodes,
             partial(elected.losing, nodes=nodes, server=True, others=0),
         )
-    yield yardstick(
+    yield measurement(
         "kill -9 of the serving node and another of four", 4, partial(elected.losing, nodes=4, server=True, others=1)
     )
-    yield yardstick("SIGSTOP of the serving node of four", 4, elected.pausing)
-    yield yardstick(f"etcd stopped for {elected.AWAY_S:.0f} s, a node of four killed", 4, elected.standstill)
-    yield yardstick(f"{IDLE:,} idle: CPU of etcd", IDLE, partial(elected.idling, nodes=IDLE), "{:.1%}".format)
+    yield measurement("SIGSTOP of the serving node of four", 4, elected.pausing)
+    yield measurement(f"etcd stopped for {elected.AWAY_S:.0f} s, a node of four killed", 4, elected.standstill)
+    yield measurement(f"{IDLE:,} idle: CPU of etcd", IDLE, partial(elected.idling, nodes=IDLE), "{:.1%}".format)
 
 
-def _on_registers() -> Iterator[Yardstick]:
+def _on_registers() -> Iterator[Measurement]:
     """A server that is elected through a c10d store, or etcd's API v2; beside torch's own backends of those names."""
 
-    def forming(backend: str, shares: list[int], how: str, *, beside_torch: bool = True) -> Yardstick:
+    def forming(backend: str, shares: list[int], how: str, *, beside_torch: bool = True) -> Measurement:
         measure = partial(registers.forming, shares=shares, backend=backend)
-        return Yardstick(
+        return Measurement(
             f"form {sum(shares):,}, {how}",
             backend,
             sum(shares),
@@ -151,7 +153,7 @@ def _on_registers() -> Iterator[Yardstick]:
     for backend in registers.REGISTERS:
         for is_server, what in ((False, "a node"), (True, "the serving node")):
             losing = partial(registers.losing, backend=backend, server=is_server)
-            yield Yardstick(f"kill -9 of {what} of four", backend, 4, losing)
+            yield Measurement(f"kill -9 of {what} of four", backend, 4, losing)
 
 
 @contextmanager
@@ -164,48 +166,48 @@ def _served(place: str, source: Path) -> Iterator[tuple[str, int | None]]:
             yield endpoint, pid
 
 
-def _forming(what: str, place: str, shares: Sequence[int], turns: int) -> Yardstick:
+def _forming(what: str, place: str, shares: Sequence[int], turns: int) -> Measurement:
     nodes = sum(shares)
 
     def measure(source: Path) -> Figures:
         with _served(place, source) as (endpoint, _):
-            return {"": form(Meeting(HANDLER, endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)}
+            return {"": form(Setup(HANDLER, endpoint, (nodes, nodes), OPTIONS, source), shares, GIVE_UP_S)}
 
-    return Yardstick(what, place, nodes, measure, turns)
+    return Measurement(what, place, nodes, measure, turns)
 
 
-def _forming_alone(place: str) -> Yardstick:
+def _forming_alone(place: str) -> Measurement:
     options = {**OPTIONS, "last_call_timeout": LAST_CALL_S}
 
     def measure(source: Path) -> Figures:
         with _served(place, source) as (endpoint, _):
-            return {"": form(Meeting(HANDLER, endpoint, (1, 2), options, source), [1], GIVE_UP_S)}
+            return {"": form(Setup(HANDLER, endpoint, (1, 2), options, source), [1], GIVE_UP_S)}
 
-    return Yardstick(f"form 1:2 alone, last call {LAST_CALL_S} s", place, 1, measure)
+    return Measurement(f"form 1:2 alone, last call {LAST_CALL_S} s", place, 1, measure)
 
 
-def _idling(place: str) -> Yardstick:
+def _idling(place: str) -> Measurement:
     def measure(source: Path) -> Figures:
         with _served(place, source) as (endpoint, pid):
-            return {"": idle(Meeting(HANDLER, endpoint, (IDLE, IDLE), OPTIONS, source), split(IDLE), pid)}
+            return {"": idle(Setup(HANDLER, endpoint, (IDLE, IDLE), OPTIONS, source), split(IDLE), pid)}
 
     whose = "server" if place == "serve" else f"host and its {split(IDLE)[0]}"
-    return Yardstick(f"{IDLE:,} idle: CPU of the {whose}", place, IDLE, measure, show="{:.1%}".format)
+    return Measurement(f"{IDLE:,} idle: CPU of the {whose}", place, IDLE, measure, show="{:.1%}".format)
 
 
-def _regrouping(what: str, place: str, *, host_dies: bool) -> Yardstick:
+def _regrouping(what: str, place: str, *, host_dies: bool) -> Measurement:
     def measure(source: Path) -> Figures:
         with _served(place, source) as (endpoint, _):
-            found = regroup(Meeting(PLACE, endpoint, (3, 4), OPTIONS, source), host_dies=host_dies)
+            found = regroup(Setup(PLACE, endpoint, (3, 4), OPTIONS, source), host_dies=host_dies)
             return {": told": found.told_s, ": new world": found.world_s}
 
-    return Yardstick(what, place, 4, measure, 5)
+    return Measurement(what, place, 4, measure, 5)
 
 
 # How it is measured ---------------------------------------------------------------------------------------------------
 
 
-def compare(yardstick: Yardstick, before: Version, now: Version, turns: int) -> list[Row]:
+def compare(measurement: Measurement, before: Version, now: Version, turns: int) -> list[Row]:
     """Measure both versions in turns: before, now, before, now.  A version that fails is not measured again."""
     figures: dict[Version, list[Figures]] = {before: [], now: []}
     failed: dict[Version, str] = {}
@@ -213,17 +215,24 @@ def compare(yardstick: Yardstick, before: Version, now: Version, turns: int) -> 
         for version in (before, now):
             if version not in failed:
                 try:
-                    figures[version].append(yardstick.measure(version.source))
+                    figures[version].append(measurement.measure(version.source))
                 except (OSError, RuntimeError, ValueError) as exc:
                     failed[version] = str(exc)
     names = next((list(found[0]) for found in figures.values() if found), [""])
-    torch = None if yardstick.torch is None else _torchs(yardstick.torch)
+    torch = None if measurement.torch is None else _torchs(measurement.torch)
 
     def column(version: Version, name: str) -> list[float] | str:
         return failed.get(version) or [found[name] for found in figures[version]]
 
     return [
-        Row(yardstick.what + name, yardstick.server, column(before, name), column(now, name), yardstick.show, torch)
+        Row(
+            measurement.what + name,
+            measurement.server,
+            column(before, name),
+            column(now, name),
+            measurement.show,
+            torch,
+        )
         for name in names
     ]
 
@@ -241,9 +250,9 @@ def run(
 ) -> bool:
     """Measure everything for at most so many nodes, and print it; whether both versions passed all of it."""
     rows: list[Row] = []
-    for yardstick in yardsticks():
-        if yardstick.nodes <= at_most and (not only or yardstick.server in only.split(",")):
-            for row in compare(yardstick, before, now, turns or yardstick.turns):
+    for measurement in measurements():
+        if measurement.nodes <= at_most and (not only or measurement.server in only.split(",")):
+            for row in compare(measurement, before, now, turns or measurement.turns):
                 rows.append(row)
                 _append(output / "before.jsonl", row, before, now)
                 console.print(", ".join(filter(None, _cells(row))), style="dim", highlight=False, soft_wrap=True)
@@ -256,7 +265,7 @@ def run(
 
 def _table(rows: Sequence[Row], before: Version, now: Version) -> Table:
     title = f"before ({_short(before)}) and now ({_short(now)}): seconds, least/median/most"
-    columns = ("yardstick", "server", "torch", "before", "now", "now / before")
+    columns = ("measurement", "server", "torch", "before", "now", "now / before")
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*_cells(row))
@@ -302,11 +311,13 @@ def _append(file: Path, row: Row, before: Version, now: Version) -> None:
 
 def main() -> None:
     """Compare what the arguments say; the status is 1 where a version failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.before", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compare_versions", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("revision", metavar="REV", help="the commit to compare with")
     parser.add_argument("--now", type=Path, default=ROOT, metavar="FOLDER", help="the tree that is measured beside it")
     parser.add_argument("--turns", type=int, metavar="N", help="how often each version is measured")
-    parser.add_argument("--at-most", type=int, default=IDLE, metavar="NODES", help="leave out yardsticks with more")
+    parser.add_argument("--at-most", type=int, default=IDLE, metavar="NODES", help="leave out measurements with more")
     parser.add_argument(
         "--only", default="", metavar="SERVERS", help="only what is served so, for example c10d,etcd-v2"
     )

@@ -18,7 +18,7 @@ FEW = 3
 
 
 @dataclass
-class Tally:
+class Totals:
     """What a number of schedules did, added up."""
 
     schedules: int = 0
@@ -52,8 +52,8 @@ class Tally:
         if played.failure:
             self.failures[seed] = played.failure
 
-    def merge(self, other: Tally) -> None:
-        """Count what another tally counted."""
+    def merge(self, other: Totals) -> None:
+        """Add what other totals counted."""
         self.schedules += other.schedules
         self.with_crash += other.with_crash
         self.with_record += other.with_record
@@ -64,7 +64,7 @@ class Tally:
             getattr(self, name).update(getattr(other, name))
 
     def shortcomings(self) -> Iterator[str]:
-        """What a campaign of a hundred schedules or more promises of each of them, and did not keep."""
+        """What a hundred schedules or more must show, and did not."""
         if self.schedules < 100:
             return
         if min(self.nodes) != 1 or max(self.nodes) != 12:
@@ -99,14 +99,14 @@ class Tally:
         yield "events: " + ", ".join(f"{count} {kind}" for kind, count in self.event_kinds.most_common())
 
 
-def campaign(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Tally:
+def run_seeds(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Totals:
     """Play every seed of a range."""
-    total = Tally()
+    total = Totals()
     chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        for tally in map(_play_chunk, chunks):
-            total.merge(tally)
+        for totals in map(_play_chunk, chunks):
+            total.merge(totals)
             if stop_at_first and total.failures:
                 break
         return total
@@ -122,11 +122,11 @@ def campaign(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Tal
     return total
 
 
-def _play_chunk(seeds: range) -> Tally:
-    tally = Tally()
+def _play_chunk(seeds: range) -> Totals:
+    totals = Totals()
     for seed in seeds:
-        tally.add(seed, play(seed))
-    return tally
+        totals.add(seed, play(seed))
+    return totals
 
 
 def _histogram(title: str, counts: Counter[int], width: int) -> Iterator[str]:

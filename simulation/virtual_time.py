@@ -10,7 +10,7 @@ Action = Callable[[], None]
 SPIN = 10_000
 
 
-class Clockwork:
+class VirtualTime:
     """Runs actions in the order of their times; equal times in the order in which they were asked for."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class Clockwork:
 class Process:
     """Something that can be stopped and continued like a process under SIGSTOP: what is due meanwhile happens after."""
 
-    def __init__(self, clockwork: Clockwork, offset: float = 0.0, rate: float = 1.0) -> None:
-        self.clockwork = clockwork
+    def __init__(self, virtual_time: VirtualTime, offset: float = 0.0, rate: float = 1.0) -> None:
+        self.virtual_time = virtual_time
         self.offset = offset
         self.rate = rate
         self.alive = True
@@ -58,17 +58,17 @@ class Process:
     @property
     def stopped_s(self) -> float:
         """For how long it was stopped, up to now."""
-        return self._stopped_s + (self.clockwork.time - self._stopped_at if self.stopped else 0.0)
+        return self._stopped_s + (self.virtual_time.time - self._stopped_at if self.stopped else 0.0)
 
     @property
     def stopped_now_s(self) -> float:
         """For how long it has been stopped this time."""
-        return self.clockwork.time - self._stopped_at if self.stopped else 0.0
+        return self.virtual_time.time - self._stopped_at if self.stopped else 0.0
 
     @property
     def now(self) -> float:
         """This process's own monotonic clock: it starts anywhere and may run fast or slow."""
-        return self.offset + self.clockwork.time * self.rate
+        return self.offset + self.virtual_time.time * self.rate
 
     def when_running(self, action: Action) -> None:
         """Do it now, or when the process continues, or never if it is dead."""
@@ -81,12 +81,12 @@ class Process:
 
     def later(self, delay_s: float, action: Action) -> None:
         """Do it so many seconds from now by this process's own clock."""
-        self.clockwork.after(delay_s / self.rate, lambda: self.when_running(action))
+        self.virtual_time.after(delay_s / self.rate, lambda: self.when_running(action))
 
     def stop(self) -> None:
         """SIGSTOP."""
         if not self.stopped:
-            self.stopped, self._stopped_at = True, self.clockwork.time
+            self.stopped, self._stopped_at = True, self.virtual_time.time
 
     def resume(self) -> None:
         """SIGCONT."""

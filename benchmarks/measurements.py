@@ -1,4 +1,4 @@
-"""The yardsticks on nodes that meet: form a world, lose a member of it, idle in it.
+"""The measurements of nodes that meet: form a world, lose a member of it, idle in it.
 
 They measure any implementation that `benchmarks.node` knows, and any version of Rallypoint.  A node that fails, or whose
 place is wrong, is a RuntimeError; a node that does not answer in time is a TimeoutError.
@@ -27,7 +27,7 @@ READY_S = 300.0
 _runs = itertools.count()
 
 
-class Meeting(NamedTuple):
+class Setup(NamedTuple):
     """Who meets where: `bounds` are the least and the most nodes, `source` is the folder that Rallypoint is imported from."""
 
     implementation: str
@@ -58,43 +58,43 @@ def split(nodes: int, processes: int = PROCESSES) -> list[int]:
 
 
 @contextmanager
-def formed(meeting: Meeting, shares: Sequence[int], give_up_s: float = ANSWER_S) -> Iterator[World]:
+def formed(setup: Setup, shares: Sequence[int], give_up_s: float = ANSWER_S) -> Iterator[World]:
     """Start processes with so many nodes each, let all nodes join at one instant, and keep the world they form."""
     with ExitStack() as stack:
         run_id = f"bench-{next(_runs)}"
-        processes = [stack.enter_context(_start(meeting, run_id, share)) for share in shares]
+        processes = [stack.enter_context(_start(setup, run_id, share)) for share in shares]
         for process in processes:
-            _check_source(meeting, process.hear(READY_S))
+            _check_source(setup, process.hear(READY_S))
         began = time.monotonic()
         _tell(processes, "join")
         yield World(run_id, processes, _placed(processes, sum(shares), began, began + give_up_s).world_s)
 
 
-def form(meeting: Meeting, shares: Sequence[int], give_up_s: float = ANSWER_S) -> float:
+def form(setup: Setup, shares: Sequence[int], give_up_s: float = ANSWER_S) -> float:
     """Seconds until the last of so many nodes, joining at one instant, has its rank."""
-    with formed(meeting, shares, give_up_s) as world:
+    with formed(setup, shares, give_up_s) as world:
         return world.seconds
 
 
-def regroup(meeting: Meeting, *, watch: bool = True, host_dies: bool = False) -> Regrouped:
+def regroup(setup: Setup, *, watch: bool = True, host_dies: bool = False) -> Regrouped:
     """Kill one of four nodes, and wait for the new world of the others; TimeoutError where they never notice.
 
     The survivors wait until they are told that something changed, or, without `watch`, join at once.  The process that
-    hosts the server of the meeting is spared, or is the one that dies.
+    hosts the server of the setup is spared, or is the one that dies.
     """
 
     def victims(world: World) -> list[Worker]:
-        host = find_host(meeting, world.processes)
+        host = find_host(setup, world.processes)
         spared = [process for process in world.processes if process is not host]
         if host_dies and host is None:
-            raise RuntimeError(f"none of the nodes' processes serves {meeting.endpoint}: there is no host to kill")
+            raise RuntimeError(f"none of the nodes' processes serves {setup.endpoint}: there is no host to kill")
         return [host] if host_dies and host is not None else spared[-1:]
 
-    return lose(meeting, 4, victims, watch=watch)
+    return lose(setup, 4, victims, watch=watch)
 
 
 def lose(
-    meeting: Meeting,
+    setup: Setup,
     nodes: int,
     choose: Callable[[World], Sequence[Worker]],
     *,
@@ -102,7 +102,7 @@ def lose(
     end: Callable[[Worker], None] = Worker.kill,
 ) -> Regrouped:
     """Kill, or end otherwise, the chosen processes of one node each, and wait for the new world of the others."""
-    with formed(meeting, [1] * nodes, GIVE_UP_S) as world:
+    with formed(setup, [1] * nodes, GIVE_UP_S) as world:
         victims = choose(world)
         survivors = [process for process in world.processes if process not in victims]
         if watch:
@@ -115,9 +115,9 @@ def lose(
         return _placed(survivors, len(survivors), began, began + 2 * GIVE_UP_S)
 
 
-def pause(meeting: Meeting, nodes: int, choose: Callable[[World], Worker]) -> tuple[Regrouped, float]:
+def pause(setup: Setup, nodes: int, choose: Callable[[World], Worker]) -> tuple[Regrouped, float]:
     """Stop a process until the others have a new world; then let it go on: seconds until all of them are in one world."""
-    with formed(meeting, [1] * nodes, GIVE_UP_S) as world:
+    with formed(setup, [1] * nodes, GIVE_UP_S) as world:
         victim = choose(world)
         others = [process for process in world.processes if process is not victim]
         _tell(world.processes, f"regroup {GIVE_UP_S}")
@@ -130,13 +130,13 @@ def pause(meeting: Meeting, nodes: int, choose: Callable[[World], Worker]) -> tu
         return without, _placed(world.processes, nodes, began, began + GIVE_UP_S).world_s
 
 
-def idle(meeting: Meeting, shares: Sequence[int], server: int | None = None) -> float:
+def idle(setup: Setup, shares: Sequence[int], server: int | None = None) -> float:
     """The share of a core that the server process needs for nodes that do nothing; without a server, their host's."""
-    with formed(meeting, shares, GIVE_UP_S) as world:
+    with formed(setup, shares, GIVE_UP_S) as world:
         if server is None:
-            host = find_host(meeting, world.processes)
+            host = find_host(setup, world.processes)
             if host is None:
-                raise RuntimeError(f"none of the nodes' processes serves {meeting.endpoint}")
+                raise RuntimeError(f"none of the nodes' processes serves {setup.endpoint}")
             server = host.process.pid
         time.sleep(SETTLE_S)
         began, before = time.monotonic(), cpu_s(server)
@@ -148,24 +148,24 @@ def idle(meeting: Meeting, shares: Sequence[int], server: int | None = None) -> 
         return share
 
 
-def find_host(meeting: Meeting, processes: Sequence[Worker]) -> Worker | None:
+def find_host(setup: Setup, processes: Sequence[Worker]) -> Worker | None:
     """The process that serves the endpoint, if one of these does."""
-    port = int(meeting.endpoint.rpartition(":")[2])
+    port = int(setup.endpoint.rpartition(":")[2])
     return next((process for process in processes if process.listens(port)), None)
 
 
-def _start(meeting: Meeting, run_id: str, share: int) -> Worker:
-    low, high = meeting.bounds
+def _start(setup: Setup, run_id: str, share: int) -> Worker:
+    low, high = setup.bounds
     return Worker(
-        *("benchmarks.node", meeting.implementation, meeting.endpoint, run_id, f"{low}:{high}", str(share)),
-        json.dumps(dict(meeting.options)),
-        source=meeting.source,
+        *("benchmarks.node", setup.implementation, setup.endpoint, run_id, f"{low}:{high}", str(share)),
+        json.dumps(dict(setup.options)),
+        source=setup.source,
     )
 
 
-def _check_source(meeting: Meeting, imported: str | None) -> None:
-    if meeting.source is not None and (imported is None or not Path(imported).is_relative_to(meeting.source)):
-        raise RuntimeError(f"a node imported Rallypoint from {imported}, but should have from {meeting.source}")
+def _check_source(setup: Setup, imported: str | None) -> None:
+    if setup.source is not None and (imported is None or not Path(imported).is_relative_to(setup.source)):
+        raise RuntimeError(f"a node imported Rallypoint from {imported}, but should have from {setup.source}")
 
 
 def _tell(processes: Sequence[Worker], order: str) -> None:

@@ -16,7 +16,7 @@ from rallypoint.messages.types import Bounds, Node, Settings
 from rallypoint.server.sockets import raise_file_limit
 
 
-class CrowdNode(asyncio.Protocol):
+class NodeConnection(asyncio.Protocol):
     """One node."""
 
     transport: asyncio.Transport
@@ -36,17 +36,17 @@ class CrowdNode(asyncio.Protocol):
             self.placed.set_result(time.monotonic())
 
 
-async def join(endpoint: str, run_id: str, nodes: int, first: int, mine: int) -> list[CrowdNode]:
+async def join(endpoint: str, run_id: str, nodes: int, first: int, mine: int) -> list[NodeConnection]:
     """Connect and join, all at once."""
     host, _, port = endpoint.rpartition(":")
     loop = asyncio.get_running_loop()
     settings = Settings()
 
-    async def one(number: int) -> CrowdNode:
+    async def one(number: int) -> NodeConnection:
         node = Node(id=f"n{number}", name=f"n{number}", address="127.0.0.1", store="127.0.0.1:1")
         session = Session(run_id, View(node=node, bounds=Bounds(nodes, nodes), settings=settings))
         session.join(time.monotonic(), 600.0)
-        _, member = await loop.create_connection(lambda: CrowdNode(session), host, int(port))
+        _, member = await loop.create_connection(lambda: NodeConnection(session), host, int(port))
         await member.placed
         return member
 
@@ -60,8 +60,8 @@ async def main() -> None:
     answer("ready")
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     began = time.monotonic()
-    crowd = await join(endpoint, run_id, int(nodes), int(first), int(mine))
-    answer(max(member.placed.result() for member in crowd) - began)
+    members = await join(endpoint, run_id, int(nodes), int(first), int(mine))
+    answer(max(member.placed.result() for member in members) - began)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 
 

@@ -1,8 +1,0 @@
-"""`python -m rallypoint.cli` is the command `rallypoint`."""
-
-import sys
-
-from rallypoint.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
