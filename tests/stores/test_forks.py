@@ -203,7 +203,7 @@ def test_a_store_that_another_thread_is_opening_opens_in_the_child_as_well() -> 
 def bereaved(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that serves a store in both ways, and a child by fork that outlives it."""
     code = """
-    import asyncio, os, signal, sys, threading
+    import os, signal, sys, threading
     from rallypoint.client.round_store import serve_here
     from rallypoint.stores import TcpStore, listen
     store, sock = TcpStore("127.0.0.1", 0, is_master=True), listen("127.0.0.1")

@@ -1,18 +1,19 @@
 """The sockets of a store server: in a turn, whatever is ready is read, answered and sent.
 
 Between readiness and answer there is nothing but this: callbacks of asyncio, one for each event, would cost more than
-the answers.  Whoever has a thread to spare lets it `run`; an event loop watches `fileno`, and lets it `turn`.
+the answers.
 """
 
 from __future__ import annotations
 
 import logging
+import select
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rallypoint.stores.tcp.readiness import READABLE, WRITABLE, Readiness
 from rallypoint.stores.tcp.server_core import STOP_WAITING, StoreServerCore, StoreSession
 
 # More would be taken from the system, and given back, each time.
@@ -21,7 +22,30 @@ _RECEIVED_AT_ONCE = 1 << 16
 _ACCEPTED_AT_ONCE = 256
 _PAUSE_S = 0.5
 
+_READABLE, _WRITABLE = select.POLLIN, select.POLLOUT
+
 _log = logging.getLogger("rallypoint.stores")
+
+
+class PollReadiness:
+    """Which of many sockets are ready, for systems without epoll."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.register, self.modify, self.unregister = self._poll.register, self._poll.modify, self._poll.unregister
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
+        """The file descriptors that are ready, and for what."""
+        return self._poll.poll(None if timeout_s is None else 1000 * timeout_s)
+
+    def close(self) -> None:
+        """Nothing to close: the system keeps nothing of it."""
+
+
+if sys.platform == "linux":
+    Readiness = select.epoll
+else:
+    Readiness = PollReadiness
 
 
 class Listener:
@@ -34,51 +58,22 @@ class Listener:
         self._connections: dict[StoreSession, _AcceptedConnection] = {}
         self.broken: list[tuple[_AcceptedConnection, OSError]] = []
         self._paused_until: float | None = None
-        # The end may come in the middle of a turn: some store that is collected just then may have hosted this one.
-        self._in_turn = self.is_over = False
+        # May be set by any thread, and in the middle of a turn: a store that hosts this server may be collected then.
+        self.is_over = False
         self.readiness = Readiness()
         self._when_ready: dict[int, Callable[[int], object]] = {}
         self.watch(sock, self._accept)
 
-    def fileno(self) -> int:
-        """What is readable as soon as a turn is due."""
-        return self.readiness.fileno()
-
     def run(self) -> None:
-        """Takes turns until it `is_over`, and then closes everything.  Another thread may say so, and end the turn."""
-        wait_s: float | None = None
+        """Takes turns until it `is_over`, and then closes everything."""
         try:
             while not self.is_over:
-                wait_s = self.turn(wait_s)
+                self._turn()
         finally:
             self.close()
-
-    def turn(self, wait_s: float | None = 0) -> float | None:
-        """Serves whoever is ready, or waits until somebody is.
-
-        Returns after how many seconds the next turn is due even if nobody is ready.
-        """
-        self._in_turn = True
-        try:
-            for fd, events in self.readiness.poll(wait_s):
-                handle = self._when_ready.get(fd)  # it may have been closed in this very turn
-                if handle is not None:
-                    handle(events)
-            while self.broken:
-                connection, error = self.broken.pop()
-                connection.end(error)
-        finally:
-            self._in_turn = False
-        if self.is_over:
-            self.close()
-            return None
-        return None if self._paused_until is None else self._resume(self._paused_until)
 
     def close(self) -> None:
-        """Closes the socket and all connections, if need be at the end of the present turn."""
-        self.is_over = True
-        if self._in_turn or self.readiness.closed:
-            return
+        """Closes the socket and all connections."""
         self._sock.close()
         for connection in list(self._connections.values()):
             connection.end()
@@ -94,7 +89,7 @@ class Listener:
     def watch(self, sock: socket.socket, handle: Callable[[int], object]) -> None:
         """From now on, let this handle whatever comes in on the socket."""
         fd = sock.fileno()
-        self.readiness.register(fd, READABLE)
+        self.readiness.register(fd, _READABLE)
         self._when_ready[fd] = handle
 
     def forget(self, sock: socket.socket) -> None:
@@ -118,6 +113,17 @@ class Listener:
             _log.info("%s left in the middle of a %s request: %s.", session.name, query.name.lower(), error or "end")
         self.wake(self.core.disconnect(session))
 
+    def _turn(self) -> None:
+        """Serves whoever is ready, or waits until somebody is."""
+        wait_s = None if self._paused_until is None else self._resume(self._paused_until)
+        for fd, events in self.readiness.poll(wait_s):
+            handle = self._when_ready.get(fd)  # it may have been closed in this very turn
+            if handle is not None:
+                handle(events)
+        while self.broken:
+            connection, error = self.broken.pop()
+            connection.end(error)
+
     def _accept(self, _: int) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -125,19 +131,17 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                self._pause(exc)
+                # Mostly the system has no room for another: the connections that there are go on, and the others wait.
+                _log.warning("The store cannot accept a connection, and tries again in %s s: %s.", _PAUSE_S, exc)
+                self.forget(self._sock)
+                self._paused_until = time.monotonic() + _PAUSE_S
                 return
             sock.setblocking(False)
             session = self.core.connect(f"{address[0]}:{address[1]}")
             self._connections[session] = _AcceptedConnection(self, sock, session)
 
-    def _pause(self, why: OSError) -> None:
-        """Mostly the system has no room for another connection: those that there are go on, and the others wait."""
-        _log.warning("The store cannot accept a connection, and tries again in %s s: %s.", _PAUSE_S, why)
-        self.forget(self._sock)
-        self._paused_until = time.monotonic() + _PAUSE_S
-
     def _resume(self, when: float) -> float | None:
+        """Accepts again when it is time; returns how long that takes."""
         left_s = when - time.monotonic()
         if left_s > 0:
             return left_s
@@ -197,9 +201,9 @@ class _AcceptedConnection:
         self._sock.close()
 
     def _ready(self, events: int) -> None:
-        if events != READABLE and self._unsent:
+        if events != _READABLE and self._unsent:
             self._send_rest()
-        if self._ends or not self.is_open or events == WRITABLE:
+        if self._ends or not self.is_open or events == _WRITABLE:
             return
         try:
             data = self._receive(_RECEIVED_AT_ONCE)
@@ -255,5 +259,5 @@ class _AcceptedConnection:
 
     def _await(self) -> None:
         """Says what is awaited from now on."""
-        events = (0 if self._ends else READABLE) | (WRITABLE if self._unsent else 0)
+        events = (0 if self._ends else _READABLE) | (_WRITABLE if self._unsent else 0)
         self._listener.readiness.modify(self._sock.fileno(), events)

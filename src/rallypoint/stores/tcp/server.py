@@ -1,4 +1,4 @@
-"""A store server on a socket: in a thread of its own, or on an event loop of the caller's.
+"""A store server on a socket, in a thread of its own.
 
 The format has no authentication: whoever reaches the port can read and write every key.  So it listens on the address
 that it was given, and on no other.
@@ -9,16 +9,11 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from rallypoint import forks, net
 from rallypoint.stores.errors import StoreError
+from rallypoint.stores.tcp.listener import Listener
 from rallypoint.stores.tcp.server_core import StoreServerCore
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from rallypoint.stores.tcp.listener import Listener
 
 _STOP_TIMEOUT_S = 10.0
 
@@ -39,16 +34,13 @@ def listen(host: str, port: int = 0) -> socket.socket:
 class StoreServer:
     """Serves a core on a listening socket, which it owns from then on.
 
-    Start it once, in one of three ways: `start_in_thread(sock)`, which answers fastest, `await start(sock)` on the running
-    event loop, or `start_on(loop, sock)` from any other thread.  The socket may have been bound, and its port published,
-    long before.  It serves in the process that started it: a forked child has nothing of it, and cannot stop it.
+    Start it once.  The socket may have been bound, and its port published, long before.  It serves in the process that
+    started it: a forked child has nothing of it, and cannot stop it.
     """
 
     def __init__(self, core: StoreServerCore | None = None) -> None:
         self.core = core or StoreServerCore()
         self._listener: Listener | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._due: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
         self._alarm: socket.socket | None = None
         self._address: tuple[str, int] | None = None
@@ -63,38 +55,13 @@ class StoreServer:
     def port(self) -> int:
         return self._bound()[1]
 
-    async def start(self, sock: socket.socket) -> None:
-        """Serves on the running event loop; returns as soon as it does."""
-        import asyncio
-
-        listener = self._open(sock)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(listener, self._turn)
-
-    def start_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """Serves on an event loop that runs in another thread.
-
-        It returns at once: connections queue up on the socket until the loop gets to it.
-        """
-        if _running_loop() is loop:
-            raise StoreError("this is the event loop's own thread: await start() instead")
-        listener = self._open(sock)
-        self._loop = loop
-
-        def begin() -> None:
-            if not self._stopped:
-                loop.add_reader(listener, self._turn)
-
-        try:
-            loop.call_soon_threadsafe(begin)
-        except RuntimeError:  # the loop was closed
-            self._stopped = True
-            listener.close()
-            raise
-
     def start_in_thread(self, sock: socket.socket) -> None:
         """Serves in a thread of its own, which ends with `stop` or with the process."""
-        listener = self._open(sock)
+        if self._listener is not None:
+            raise StoreError("this store server was started before; make another")
+        self._address = sock.getsockname()[:2]
+        self._listener = listener = Listener(self.core, sock)
+        forks.release_in_children(self)
         self._alarm, ring = socket.socketpair()
         listener.watch(ring, lambda _: ring.recv(1))
         self._thread = threading.Thread(target=self._run, args=(listener, ring), name="rallypoint-store", daemon=True)
@@ -109,15 +76,9 @@ class StoreServer:
 
     def stop(self) -> None:
         """Closes the socket and all connections, from any thread; who waits is told by the end of its connection."""
-        if self._listener is None or self._stopped:
+        if self._listener is None or self._thread is None or self._alarm is None or self._stopped:
             return
-        self._stopped = True
-        if self._loop is not None:
-            self._stop_on(self._loop)
-            return
-        assert self._thread is not None
-        assert self._alarm is not None
-        self._listener.is_over = True
+        self._stopped = self._listener.is_over = True
         with self._alarm:
             with suppress(BrokenPipeError):  # it has noticed by itself, between two turns
                 self._alarm.send(b"!")
@@ -137,57 +98,7 @@ class StoreServer:
         with ring:
             listener.run()
 
-    def _stop_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        if _running_loop() is loop or not loop.is_running():
-            self._close()
-            return
-        done = threading.Event()
-
-        def close() -> None:
-            self._close()
-            done.set()
-
-        loop.call_soon_threadsafe(close)
-        done.wait(_STOP_TIMEOUT_S)
-
-    def _open(self, sock: socket.socket) -> Listener:
-        from rallypoint.stores.tcp.listener import Listener  # not before a server starts: clients do without
-
-        if self._listener is not None:
-            raise StoreError("this store server was started before; make another")
-        self._address = sock.getsockname()[:2]
-        self._listener = Listener(self.core, sock)
-        forks.release_in_children(self)
-        return self._listener
-
-    def _turn(self) -> None:
-        """On an event loop: whoever is ready is served."""
-        assert self._listener is not None
-        assert self._loop is not None
-        due_s = self._listener.turn()
-        if self._due is not None:
-            self._due.cancel()
-        self._due = None if due_s is None else self._loop.call_later(due_s, self._turn)
-
-    def _close(self) -> None:
-        assert self._listener is not None
-        assert self._loop is not None
-        if self._due is not None:
-            self._due.cancel()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._listener)
-        self._listener.close()
-
     def _bound(self) -> tuple[str, int]:
         if self._address is None:
             raise StoreError("this store server has not been started")
         return self._address
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    import asyncio
-
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
