@@ -265,7 +265,7 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
 def test_a_store_may_be_closed_in_the_middle_of_its_own_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_log, "_LEAVE_TIMEOUT_S", 0.0)
     store = FileStore(path)
-    with store._log.writing(SOON_S):  # where a signal's handler finds it
+    with store._log.opened(SOON_S, write=True):  # where a signal's handler finds it
         store.close()
     with pytest.raises(StoreError, match="closed here"):
         store.get("key")

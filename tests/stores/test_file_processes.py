@@ -149,7 +149,7 @@ def test_who_looks_often_reads_nothing_twice(path: Path) -> None:
 
 def compact(store: FileStore, *operations: Operation) -> None:
     """Makes changes and compacts, before anybody can look."""
-    with store._log.writing(SOON_S):
+    with store._log.opened(SOON_S, write=True):
         store._log.write(*operations)
         assert store._log._file is not None
         store._log._compact(store._log._file, store._log._head)
@@ -158,7 +158,7 @@ def compact(store: FileStore, *operations: Operation) -> None:
 def test_what_came_and_went_before_a_compaction_is_seen_by_who_waits(path: Path) -> None:
     store, other = FileStore(path), FileStore(path)
     sleeper = WaitingThread()
-    with store._log.reading(SOON_S) as data:
+    with store._log.opened(SOON_S) as data:
         assert not data.wait(sleeper, [b"key"])
     other.set("key", "v")
     compact(other, Operation(Verb.DELETE, b"key"))
@@ -176,7 +176,7 @@ def test_who_was_asleep_for_two_compactions_begins_again(path: Path, parking: Pa
         crew.start(store.queue_pop, "q"),
     ]
     parking.expect(3)
-    with other._log.writing(SOON_S):
+    with other._log.opened(SOON_S, write=True):
         file = other._log._file
         assert file is not None
         other._log.write(Operation(Verb.PUT, b"key", b"v"), arrival(b"b", 2), Operation(Verb.PUSH, b"q", b"entry"))

@@ -73,7 +73,8 @@ def test_a_large_snapshot_is_several_records() -> None:
 
 def test_an_arrival_opens_the_barrier_for_who_waits_elsewhere() -> None:
     data, waiter = KeyValues[Waiter](), Waiter()
-    assert not data.barrier(waiter, b"b", 2)
+    assert not data.arrive(b"b", 2)
+    data.stand_at(waiter, b"b")
     apply(data, arrival(b"b", 2))
     assert data.take_woken() == [waiter]
 

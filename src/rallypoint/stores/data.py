@@ -48,16 +48,11 @@ class KeyValues(Generic[W]):
         self._waiting: dict[bytes, OrderedDict[W, None]] = {}
         self._gates: dict[bytes, OrderedDict[W, None]] = {}
         self._promised: dict[bytes, int] = {}
-        self._woken: list[W] = []
-
-    @property
-    def has_woken(self) -> bool:
-        """Whether `take_woken` would hand out anybody."""
-        return bool(self._woken)
+        self.woken: list[W] = []
 
     def take_woken(self) -> list[W]:
         """Who has nothing more to wait for, since this was last asked."""
-        woken, self._woken = self._woken, []
+        woken, self.woken = self.woken, []
         return woken
 
     # Values -----------------------------------------------------------------------------------------------------------
@@ -135,6 +130,10 @@ class KeyValues(Generic[W]):
             del self._queues[key]
         return value
 
+    def oldest(self, key: bytes) -> bytes:
+        """The entry that a pop would take."""
+        return self._queues[key][0]
+
     def queue_len(self, key: bytes) -> int:
         return len(self._queues.get(key, ()))
 
@@ -152,22 +151,19 @@ class KeyValues(Generic[W]):
         """True if the queue holds something.  Otherwise the waiter is woken when that may have changed."""
         return self._enlist(waiter, set() if key in self._queues else {key})
 
-    def barrier(self, waiter: W, key: bytes, world_size: int) -> bool:
-        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all who wait at it."""
+    def stand_at(self, waiter: W, key: bytes) -> None:
+        """The waiter is woken when an arrival opens the barrier."""
         assert not waiter.waiting
-        if self.arrive(key, world_size):
-            return True
         waiter.gate = key
         self._gates.setdefault(key, OrderedDict())[waiter] = None
-        return False
 
     def arrive(self, key: bytes, world_size: int) -> bool:
-        """Counts one arrival of somebody who, if the barrier stays closed, waits elsewhere."""
+        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all who stand at it."""
         if self.add(key, 1) < world_size:
             return False
         for freed in self._gates.pop(key, ()):
             freed.gate = None
-            self._woken.append(freed)
+            self.woken.append(freed)
         return True
 
     def cancel(self, waiter: W) -> None:
@@ -203,7 +199,7 @@ class KeyValues(Generic[W]):
         for waiter in self._waiting.pop(key):
             waiter.missing.discard(key)
             if not waiter.missing:
-                self._woken.append(waiter)
+                self.woken.append(waiter)
 
     def _offer(self, key: bytes) -> None:
         """Wakes a waiter for each entry of the queue that is not promised yet."""
@@ -214,7 +210,7 @@ class KeyValues(Generic[W]):
             if not waiter.missing:
                 waiter.promise = key
                 self._promised[key] = self._promised.get(key, 0) + 1
-                self._woken.append(waiter)
+                self.woken.append(waiter)
         if waiters is not None and not waiters:
             del self._waiting[key]
 

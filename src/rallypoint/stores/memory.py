@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 
@@ -11,7 +11,7 @@ from rallypoint import forks
 from rallypoint.stores import operations
 from rallypoint.stores.base import DEFAULT_TIMEOUT
 from rallypoint.stores.errors import StoreForkError
-from rallypoint.stores.local import LocalData, LocalStore, T
+from rallypoint.stores.local import LocalData, LocalStore
 from rallypoint.stores.operations import Operation
 from rallypoint.stores.tcp.wire import Query
 
@@ -61,17 +61,12 @@ class MemoryStore(LocalStore):
     def clone(self) -> MemoryStore:
         return MemoryStore(self._timeout, _shared=self._shared)
 
-    def _reading(self, action: str, query: Query, *texts: bytes) -> AbstractContextManager[LocalData]:
+    def _open(self, action: str, query: Query, *texts: bytes, write: bool = False) -> AbstractContextManager[LocalData]:
         return self._shared.opened()
-
-    _writing = _reading
 
     def _last_read(self) -> AbstractContextManager[LocalData]:
         return self._shared.opened()
 
-    def _apply(self, data: LocalData, *changes: Operation, enact: Callable[[], T] | None = None) -> T | None:
-        if enact is not None:
-            return enact()
+    def _apply(self, data: LocalData, *changes: Operation) -> None:
         for change in changes:
             operations.apply(data, change)
-        return None

@@ -95,7 +95,7 @@ class StoreServerCore:
                     mine.append(answer)
                 if session.promise is not None:
                     keys.settle(session)
-                if keys.has_woken:
+                if keys.woken:
                     for woken in keys.take_woken():
                         if woken is session:
                             mine.append(STOP_WAITING)  # in its place among the others
@@ -155,7 +155,10 @@ class StoreServerCore:
 
     def _barrier(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes | None:
         _refuse_second_wait(session)
-        return STOP_WAITING if self._data.barrier(session, texts[0], number) else None
+        if self._data.arrive(texts[0], number):
+            return STOP_WAITING
+        self._data.stand_at(session, texts[0])
+        return None
 
     def _values(self, keys: list[bytes], room: int) -> bytes:
         """Measured before it is made: one key named many times would make an endless answer of a short request."""
