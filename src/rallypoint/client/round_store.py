@@ -19,8 +19,8 @@ from rallypoint.messages.notices import Placed
 from rallypoint.net import parse_endpoint, written
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
-from rallypoint.stores.lazy import LazyStore
 from rallypoint.stores.tcp.server import listen
+from rallypoint.stores.wrapper import LazyStore
 from rallypoint.waiting import Deadline
 
 VERDICT_S = 10.0
