@@ -1,7 +1,7 @@
 """The keys of a store, and who waits for them.  Pure: no clock, no IO, no threads, no locks.
 
-Waiters are kept by key, so that a change costs nothing to those who wait for something else.  A method never calls
-anybody back: whoever has nothing more to wait for is handed out by `take_woken`, and the shell tells them.
+Waiters are kept by key, so that a change costs nothing to those that wait for something else.  A method never calls
+back: a waiter that has nothing more to wait for is handed out by `take_woken`, and the shell tells it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from enum import IntEnum
+from typing import Generic, NamedTuple, TypeVar
 
 from rallypoint.stores.errors import StoreError
 
@@ -19,8 +20,27 @@ _MOST_DIGITS = 19
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
+class Verb(IntEnum):
+    """What can be done to a key."""
+
+    PUT = 1
+    APPEND = 2
+    DELETE = 3
+    PUSH = 4
+    POP = 5
+    ARRIVE = 6  # at a barrier; the value is the world size
+
+
+class Operation(NamedTuple):
+    """One change of one key, as a value: a file can keep it, and every process can repeat it."""
+
+    verb: Verb
+    key: bytes
+    value: bytes = b""
+
+
 class Waiter:
-    """Someone who waits for keys or at a barrier, for one thing at a time."""
+    """A thread or connection that waits for keys or at a barrier, for one thing at a time."""
 
     __slots__ = ("gate", "missing", "promise")
 
@@ -54,6 +74,23 @@ class KeyValues(Generic[W]):
         """Who has nothing more to wait for, since this was last asked."""
         woken, self.woken = self.woken, []
         return woken
+
+    def apply(self, operation: Operation) -> None:
+        """Make a change."""
+        verb, key, value = operation
+        match verb:
+            case Verb.PUT:
+                self.put(key, value)
+            case Verb.APPEND:
+                self.append(key, value)
+            case Verb.DELETE:
+                self.delete(key)
+            case Verb.PUSH:
+                self.push(key, value)
+            case Verb.POP:
+                self.pop(key)
+            case Verb.ARRIVE:
+                self.arrive(key, int(value))
 
     # Values -----------------------------------------------------------------------------------------------------------
 

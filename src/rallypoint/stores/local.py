@@ -1,15 +1,11 @@
-"""A store whose data are a `KeyValues` of this process: the part that a store in memory and one in a file share.
-
-A subclass says how the data are opened for reading and for writing, and how a change of them is made.
-"""
+"""A store whose data are a `KeyValues` of this process: the part that a store in memory and one in a file share."""
 
 from __future__ import annotations
 
 import math
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -23,9 +19,8 @@ from rallypoint.stores.base import (
     in_64_bits,
     name_some,
 )
-from rallypoint.stores.data import KeyValues, Waiter
+from rallypoint.stores.data import KeyValues, Operation, Verb, Waiter
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
-from rallypoint.stores.operations import Operation, Verb, arrival
 from rallypoint.stores.tcp.wire import Query
 from rallypoint.waiting import Deadline
 
@@ -45,8 +40,44 @@ class WaitingThread(Waiter):
 LocalData = KeyValues[WaitingThread]
 
 
+class SharedData:
+    """The data of a store in this process, which its threads share."""
+
+    reloads = 0
+    """How often the data were read from scratch: changes that came and went in between were not seen."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.data = LocalData()
+
+    @contextmanager
+    def last_read(self) -> Iterator[LocalData]:
+        """The data as they were last read, for this thread alone; threads whose wait is over are woken afterwards."""
+        with self.lock:
+            try:
+                yield self.data
+            finally:
+                self.wake()
+
+    def opened(self, lock_timeout_s: float, *, write: bool = False) -> AbstractContextManager[LocalData]:
+        """The data as they are now, for this thread alone, while no process writes; to write, while none reads either."""
+        return self.last_read()
+
+    def write(self, *changes: Operation) -> None:
+        """Make changes, all or none.  Only in a context that was `opened` to write."""
+        for change in changes:
+            self.data.apply(change)
+
+    def wake(self) -> None:
+        """Wake the threads whose wait is over."""
+        for thread in self.data.take_woken():
+            thread.awake.set()
+
+
 class LocalStore(Store):
     """The contract of a store on data that this process holds."""
+
+    _shared: SharedData
 
     _first_look_s = _longest_look_s = math.inf
     """How often a waiting thread reads the data again; it need not where only threads of this process change them."""
@@ -57,21 +88,9 @@ class LocalStore(Store):
     _where = ""
     """Where the store is, for messages."""
 
-    @abstractmethod
     def _open(self, action: str, query: Query, *texts: bytes, write: bool = False) -> AbstractContextManager[LocalData]:
-        """The current data, for this thread alone, while nobody else writes; to write, while nobody else reads either."""
-
-    @abstractmethod
-    def _last_read(self) -> AbstractContextManager[LocalData]:
-        """The data as they were last read, for this thread alone."""
-
-    @abstractmethod
-    def _apply(self, data: LocalData, *operations: Operation) -> None:
-        """Make changes, all or none."""
-
-    def _reload_count(self) -> int:
-        """How often the data were read from scratch: changes that came and went in between were not seen."""
-        return 0
+        """The data, to do this with the texts; a subclass may refuse them."""
+        return self._shared.opened(0.0, write=write)
 
     # The contract -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +119,7 @@ class LocalStore(Store):
         in_64_bits(amount)
         with self._open(f"add to {name_some([key])}", Query.ADD, name, write=True) as data:
             total = data.total(name, amount)
-            self._apply(data, Operation(Verb.PUT, name, b"%d" % total))
+            self._shared.write(Operation(Verb.PUT, name, b"%d" % total))
         return total
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
@@ -108,7 +127,7 @@ class LocalStore(Store):
         with self._open(f"compare_set {name_some([key])}", Query.COMPARE_SET, name, old, new, write=True) as data:
             if data.get(name) != old:
                 return data.compare_set(name, old, new)  # which changes nothing
-            self._apply(data, Operation(Verb.PUT, name, new))
+            self._shared.write(Operation(Verb.PUT, name, new))
         return new
 
     def append(self, key: str, value: bytes | str) -> None:
@@ -117,14 +136,14 @@ class LocalStore(Store):
         with self._open(action, Query.APPEND, name, more, write=True) as data:
             if longest is not None and data.size(name) + len(more) > longest:
                 raise StoreError(f"cannot {action}{self._where}: the value would be longer than {longest} bytes")
-            self._apply(data, Operation(Verb.APPEND, name, more))
+            self._shared.write(Operation(Verb.APPEND, name, more))
 
     def delete_key(self, key: str) -> bool:
         name = encode_key(key)
         with self._open(f"delete {name_some([key])}", Query.DELETE, name, write=True) as data:
             was_there = data.has_value(name)
             if was_there:
-                self._apply(data, Operation(Verb.DELETE, name))
+                self._shared.write(Operation(Verb.DELETE, name))
         return was_there
 
     def num_keys(self) -> int:
@@ -147,7 +166,7 @@ class LocalStore(Store):
             if data.wait(thread, names):
                 return
         self._sleep(thread, deadline, action)
-        with self._last_read() as data:
+        with self._shared.last_read() as data:
             data.settle(thread)
 
     def queue_push(self, key: str, value: bytes | str) -> None:
@@ -165,7 +184,7 @@ class LocalStore(Store):
 
         def pop(data: LocalData) -> bytes:
             oldest = data.oldest(name)
-            self._apply(data, Operation(Verb.POP, name))
+            self._shared.write(Operation(Verb.POP, name))
             return oldest
 
         return self._when_ready(action, lambda: self._open(action, Query.QUEUE_POP, name, write=True), ready, pop)
@@ -181,25 +200,25 @@ class LocalStore(Store):
         action = f"wait at the barrier {name_some([key])} of {world_size}"
         with self._open(action, Query.BARRIER, name, write=True) as data:
             here = data.total(name, 1)  # an error, if it is no number
-            self._apply(data, arrival(name, world_size))
+            self._shared.write(Operation(Verb.ARRIVE, name, b"%d" % world_size))
             if here >= world_size:
                 return
             data.stand_at(thread, name)
-            reloads = self._reload_count()
+            reloads = self._shared.reloads
         # A thread that has not seen the last arrival, because a reload skipped it, sees the count of arrivals.
         self._sleep(
             thread,
             deadline,
             action,
-            lambda data: self._reload_count() > reloads and _count(data.get(name)) >= world_size,
+            lambda data: self._shared.reloads > reloads and _count(data.get(name)) >= world_size,
         )
 
     # Changing and waiting ---------------------------------------------------------------------------------------------
 
     def _change(self, action: str, query: Query, *operations: Operation) -> None:
         texts = [text for operation in operations for text in (operation.key, operation.value)]
-        with self._open(action, query, *texts, write=True) as data:
-            self._apply(data, *operations)
+        with self._open(action, query, *texts, write=True):
+            self._shared.write(*operations)
 
     def _when_ready(
         self,
@@ -251,7 +270,7 @@ class LocalStore(Store):
 
     def _give_up(self, thread: WaitingThread) -> list[str]:
         """The thread waits no more; returns the keys that it was still waiting for."""
-        with self._last_read() as data:
+        with self._shared.last_read() as data:
             missing = sorted(decode_key(name) for name in thread.missing)
             data.cancel(thread)
             data.settle(thread)

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rallypoint import forks
-from rallypoint.stores import operations
+from rallypoint.stores.data import Operation
 from rallypoint.stores.file import locks, record_format
 from rallypoint.stores.file.locked_file import REMOVED, LockedFile
 from rallypoint.stores.file.record_format import DamagedFileError, Head, StoreFileError
-from rallypoint.stores.local import LocalData
-from rallypoint.stores.operations import Operation
+from rallypoint.stores.local import LocalData, SharedData
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 _LEAVE_TIMEOUT_S = 5.0
 
 
-class AppendLog:
+class AppendLog(SharedData):
     """An open store file and its data, for all threads of a process; a forked child opens the file again by itself.
 
     The file is removed when `world_size` users have left, clones not counted, and no process has it open.  Raises
@@ -40,10 +39,10 @@ class AppendLog:
     def __init__(
         self, path: Path, world_size: int, lock_timeout_s: float, *, _run: bytes | None = None, _is_guest: bool = False
     ) -> None:
+        super().__init__()
         self._path = path
         self._world_size = world_size
         self._counted = _run is None
-        self._thread_lock = threading.Lock()
         self._closed = False
         # A child by fork is a guest of its parent's: many end without a word, and are not taken for killed.
         self._is_guest = _is_guest
@@ -58,7 +57,6 @@ class AppendLog:
 
     def _forget(self) -> None:
         self.data = LocalData()
-        # How often the data were read from their start: changes that came and went meanwhile were not seen.
         self.reloads = 0
         # The head as it was last seen, and whether the data are what it says.
         self._raw = b""
@@ -70,7 +68,7 @@ class AppendLog:
         """Says that one user goes, and lets the file go."""
         self._closed = True
         # Not for ever: a signal may have come in the middle of an operation of this very thread.
-        if not self._thread_lock.acquire(timeout=_LEAVE_TIMEOUT_S):
+        if not self.lock.acquire(timeout=_LEAVE_TIMEOUT_S):
             return
         try:
             file, self._file = self._file, None
@@ -82,11 +80,11 @@ class AppendLog:
                 finally:
                     file.close()
         finally:
-            self._thread_lock.release()
+            self.lock.release()
 
     def forked(self) -> None:
         """In a forked child: nothing of the parent's is touched, least of all its locks."""
-        self._thread_lock = threading.Lock()
+        self.lock = threading.Lock()
         self._is_guest, self._counted = True, False
         file, self._file = self._file, None
         if file is not None:
@@ -95,8 +93,7 @@ class AppendLog:
 
     @contextmanager
     def opened(self, lock_timeout_s: float, *, write: bool = False) -> Iterator[LocalData]:
-        """The data as they are now, for this thread alone, while no process writes; to write, while none reads either."""
-        thread_lock = self._thread_lock
+        thread_lock = self.lock  # a fork may replace it
         if not thread_lock.acquire(timeout=lock_timeout_s):
             raise TimeoutError(f"another thread has been using it for {lock_timeout_s:g} s")
         try:
@@ -112,24 +109,11 @@ class AppendLog:
                     file.mend(self._raw, self._head)
                 yield self.data
             finally:
-                self._wake()
+                self.wake()
                 if self._file is file:  # and this is no child that was forked just now
                     file.unlock()
         finally:
             thread_lock.release()
-
-    @contextmanager
-    def last_read(self) -> Iterator[LocalData]:
-        """The data as they were last seen, for this thread alone."""
-        with self._thread_lock:
-            try:
-                yield self.data
-            finally:
-                self._wake()
-
-    def _wake(self) -> None:
-        for thread in self.data.take_woken():
-            thread.awake.set()
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -145,7 +129,7 @@ class AppendLog:
             if missed is None:
                 self.data.clear()
                 self.reloads += 1
-            self._apply(news)
+            super().write(*news)
 
     def _missed(self, file: LockedFile, head: Head) -> list[Operation] | None:
         """What was written since this process last looked; None if a part of that is gone by now."""
@@ -169,7 +153,6 @@ class AppendLog:
     # Writing ----------------------------------------------------------------------------------------------------------
 
     def write(self, *changes: Operation) -> None:
-        """Makes changes, all or none.  Only in a context that was `opened` to write."""
         if not changes:
             return
         file, head = self._file, self._head
@@ -178,13 +161,9 @@ class AppendLog:
         file.write_log(head, head.end, record)
         head = head._replace(commits=head.commits + 1, end=head.end + len(record))
         with self._replaying(file.commit(head), head):
-            self._apply(changes)
+            super().write(*changes)
         if record_format.is_long(head) and head.end >= self._compact_from:
             self._compact(file, head)
-
-    def _apply(self, changes: Iterable[Operation]) -> None:
-        for change in changes:
-            operations.apply(self.data, change)
 
     def _compact(self, file: LockedFile, head: Head) -> None:
         fresh = record_format.next_generation(head)

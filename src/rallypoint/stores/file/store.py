@@ -24,7 +24,7 @@ import errno
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +35,6 @@ from rallypoint.stores.file.append_log import AppendLog
 from rallypoint.stores.file.locked_file import REMOVED
 from rallypoint.stores.file.record_format import StoreFileError
 from rallypoint.stores.local import LocalData, LocalStore
-from rallypoint.stores.operations import Operation
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query, StoreLimits
 from rallypoint.waiting import in_seconds
@@ -68,6 +67,8 @@ class FileStore(LocalStore):
     Threads may share a store; none of them waits for another's wait.  A forked child may go on using it.
     """
 
+    _shared: AppendLog
+
     _first_look_s = 0.001
     _longest_look_s = 0.05
 
@@ -90,11 +91,11 @@ class FileStore(LocalStore):
         self.set_timeout(timeout)
         with _in_words(f"open the store file {self._path}"):
             if _clone_of is not None:
-                self._log = _clone_of.clone(self._lock_timeout_s())
+                self._shared = _clone_of.clone(self._lock_timeout_s())
             else:
                 # The real path, because a working directory may change and a link may be replaced.
-                self._log = AppendLog(Path(self._path).resolve(), world_size, self._lock_timeout_s())
-        self._finalizer = weakref.finalize(self, self._log.close)
+                self._shared = AppendLog(Path(self._path).resolve(), world_size, self._lock_timeout_s())
+        self._finalizer = weakref.finalize(self, self._shared.close)
 
     @property
     def path(self) -> str:
@@ -120,7 +121,7 @@ class FileStore(LocalStore):
 
     def clone(self) -> FileStore:
         return FileStore(
-            self._path, self._world_size, timeout=self._timeout, limits=self._given_limits, _clone_of=self._log
+            self._path, self._world_size, timeout=self._timeout, limits=self._given_limits, _clone_of=self._shared
         )
 
     @contextmanager
@@ -128,17 +129,8 @@ class FileStore(LocalStore):
         action += self._where
         if why := wire.why_too_large(query, texts, self._limits):
             raise StoreError(f"cannot {action}: {why}")
-        with _in_words(action), self._log.opened(self._lock_timeout_s(), write=write) as data:
+        with _in_words(action), self._shared.opened(self._lock_timeout_s(), write=write) as data:
             yield data
-
-    def _last_read(self) -> AbstractContextManager[LocalData]:
-        return self._log.last_read()
-
-    def _apply(self, data: LocalData, *operations: Operation) -> None:
-        self._log.write(*operations)
-
-    def _reload_count(self) -> int:
-        return self._log.reloads
 
     def _lock_timeout_s(self) -> float:
         return max(in_seconds(self._timeout), _LOCK_TIMEOUT_S)
