@@ -57,8 +57,8 @@ def test_a_snapshot_is_the_whole_of_the_data(operations: list[Operation]) -> Non
         data.apply(operation)
     for operation in record_format.read_log(record_format.snapshot(data, 1), LOG_START, 1):
         copy.apply(operation)
-    assert {key: data.get(key) for key in data.list_keys()} == {key: copy.get(key) for key in copy.list_keys()}
-    assert data.list_queues() == copy.list_queues()
+    assert {key: data.get(key) for key in data.values} == {key: copy.get(key) for key in copy.values}
+    assert data.queues == copy.queues
 
 
 def test_a_large_snapshot_is_several_records() -> None:

@@ -266,7 +266,7 @@ def test_a_store_in_memory_is_not_the_childs() -> None:
         held, go_on = threading.Event(), threading.Event()
 
         def hold():
-            with store._shared.opened():
+            with store._shared.last_read():
                 held.set()
                 go_on.wait()
 

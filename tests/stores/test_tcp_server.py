@@ -24,7 +24,8 @@ from rallypoint.stores import (
     TcpStore,
     listen,
 )
-from rallypoint.stores.tcp import listener, wire
+from rallypoint.stores.tcp import server as tcp_server
+from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query
 from tests.stores.conftest import SOON, SOON_S, Crew, Parking, result
 
@@ -162,9 +163,9 @@ def test_a_fault_of_ours_costs_one_connection(server: StoreServer, caplog: pytes
         assert good.recv(8, socket.MSG_WAITALL) == wire.NUMBER.pack(0)
 
 
-@pytest.mark.parametrize("kind", [listener.Readiness, listener.PollReadiness])
+@pytest.mark.parametrize("kind", [tcp_server.Readiness, tcp_server.PollReadiness])
 def test_a_server_needs_no_epoll(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "Readiness", kind)
+    monkeypatch.setattr(tcp_server, "Readiness", kind)
     server = StoreServer()
     server.start_in_thread(listen("127.0.0.1"))
     with TcpStore("127.0.0.1", server.port, timeout=SOON) as store, dial(server) as slow:
@@ -181,7 +182,7 @@ def test_who_finds_no_room_is_accepted_when_there_is_some(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system refuses the first connection a few times; one that was there before is served meanwhile."""
-    monkeypatch.setattr(listener, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(tcp_server, "_PAUSE_S", 0.05)
     server = StoreServer()
     sock = CrowdedSocket(refuses=3, fileno=listen("127.0.0.1").detach())
     server.start_in_thread(sock)

@@ -14,9 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rallypoint.stores.errors import StoreError
 
-# White space, a sign, zeros and digits; whatever stands behind them does not count.
-_NUMBER = re.compile(rb"[ \t\n\v\f\r]*([+-]?)(0*)([0-9]*)")
-_MOST_DIGITS = 19
+# White space, a sign, zeros and at most 19 digits; whatever stands behind them does not count.
+_NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})(?![0-9])")
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
@@ -59,12 +58,12 @@ W = TypeVar("W", bound=Waiter)
 
 
 class KeyValues(Generic[W]):
-    """Values, queues and barriers by key."""
+    """Values, queues and barriers by key.  `values` and `queues` are for reading; methods change them."""
 
     def __init__(self) -> None:
         # A value that was appended to is kept as a bytearray: many small additions would copy it each time.
-        self._values: dict[bytes, bytes | bytearray] = {}
-        self._queues: dict[bytes, deque[bytes]] = {}  # none of them is empty
+        self.values: dict[bytes, bytes | bytearray] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}  # none of them is empty
         self._waiting: dict[bytes, OrderedDict[W, None]] = {}
         self._gates: dict[bytes, OrderedDict[W, None]] = {}
         self._promised: dict[bytes, int] = {}
@@ -94,36 +93,30 @@ class KeyValues(Generic[W]):
 
     # Values -----------------------------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def list_keys(self) -> list[bytes]:
-        return list(self._values)
-
     def holds(self, key: bytes) -> bool:
-        return key in self._values or key in self._queues
-
-    def has_value(self, key: bytes) -> bool:
-        return key in self._values
+        return key in self.values or key in self.queues
 
     def get(self, key: bytes) -> bytes:
         """The value, empty where there is none."""
-        return bytes(self._values.get(key, b""))
+        return bytes(self.values.get(key, b""))
 
     def size(self, key: bytes) -> int:
-        return len(self._values.get(key, b""))
+        return len(self.values.get(key, b""))
 
     def put(self, key: bytes, value: bytes) -> None:
-        self._values[key] = value
+        self.values[key] = value
         if key in self._waiting:
-            self._arrived(key)
+            for waiter in self._waiting.pop(key):
+                waiter.missing.discard(key)
+                if not waiter.missing:
+                    self.woken.append(waiter)
 
     def append(self, key: bytes, value: bytes) -> None:
-        present = self._values.get(key)
+        present = self.values.get(key)
         if isinstance(present, bytearray):
             present += value
         elif present is not None:
-            self._values[key] = bytearray(present) + value
+            self.values[key] = bytearray(present) + value
         else:
             self.put(key, value)
 
@@ -134,10 +127,10 @@ class KeyValues(Generic[W]):
 
     def total(self, key: bytes, amount: int) -> int:
         """What adding would make of the value; nothing is changed."""
-        return sum_of(key, self._values.get(key), amount)
+        return sum_of(key, self.values.get(key), amount)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        present = self._values.get(key)
+        present = self.values.get(key)
         if present is None and expected:
             return expected
         if present is None or present == expected:
@@ -145,38 +138,30 @@ class KeyValues(Generic[W]):
         return self.get(key)
 
     def delete(self, key: bytes) -> bool:
-        return self._values.pop(key, None) is not None
+        return self.values.pop(key, None) is not None
 
     def clear(self) -> None:
         """Drops all values and queues; who waits goes on waiting."""
-        self._values.clear()
-        self._queues.clear()
+        self.values.clear()
+        self.queues.clear()
 
     # Queues -----------------------------------------------------------------------------------------------------------
 
     def push(self, key: bytes, value: bytes) -> None:
-        self._queues.setdefault(key, deque()).append(value)
+        self.queues.setdefault(key, deque()).append(value)
         self._offer(key)
 
     def pop(self, key: bytes) -> bytes | None:
-        queue = self._queues.get(key)
+        queue = self.queues.get(key)
         if queue is None:
             return None
         value = queue.popleft()
         if not queue:
-            del self._queues[key]
+            del self.queues[key]
         return value
 
-    def oldest(self, key: bytes) -> bytes:
-        """The entry that a pop would take."""
-        return self._queues[key][0]
-
     def queue_len(self, key: bytes) -> int:
-        return len(self._queues.get(key, ()))
-
-    def list_queues(self) -> list[tuple[bytes, list[bytes]]]:
-        """The queues that hold something, and what they hold."""
-        return [(key, list(queue)) for key, queue in self._queues.items()]
+        return len(self.queues.get(key, ()))
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -186,7 +171,7 @@ class KeyValues(Generic[W]):
 
     def wait_for_push(self, waiter: W, key: bytes) -> bool:
         """True if the queue holds something.  Otherwise the waiter is woken when that may have changed."""
-        return self._enlist(waiter, set() if key in self._queues else {key})
+        return self._enlist(waiter, set() if key in self.queues else {key})
 
     def stand_at(self, waiter: W, key: bytes) -> None:
         """The waiter is woken when an arrival opens the barrier."""
@@ -232,12 +217,6 @@ class KeyValues(Generic[W]):
             self._waiting.setdefault(key, OrderedDict())[waiter] = None
         return not missing
 
-    def _arrived(self, key: bytes) -> None:
-        for waiter in self._waiting.pop(key):
-            waiter.missing.discard(key)
-            if not waiter.missing:
-                self.woken.append(waiter)
-
     def _offer(self, key: bytes) -> None:
         """Wakes a waiter for each entry of the queue that is not promised yet."""
         waiters = self._waiting.get(key)
@@ -254,15 +233,11 @@ class KeyValues(Generic[W]):
 
 def read_number(value: bytes) -> int | None:
     """The whole number of 64 bits with which a value begins, as torch's stores read it."""
-    if len(value) < _MOST_DIGITS and value.isdigit():
+    if len(value) < 19 and value.isdigit():
         return int(value)  # the usual case
     match = _NUMBER.match(value)
-    assert match is not None
-    sign, zeros, digits = match.groups()
-    if not (zeros or digits) or len(digits) > _MOST_DIGITS:
-        return None
-    number = int(sign + (digits or b"0"))
-    return number if _SMALLEST <= number <= _LARGEST else None
+    number = int(match[1] + match[2]) if match else None
+    return number if number is not None and _SMALLEST <= number <= _LARGEST else None
 
 
 def sum_of(key: bytes, present: bytes | bytearray | None, amount: int) -> int:

@@ -141,18 +141,18 @@ class LocalStore(Store):
     def delete_key(self, key: str) -> bool:
         name = encode_key(key)
         with self._open(f"delete {name_some([key])}", Query.DELETE, name, write=True) as data:
-            was_there = data.has_value(name)
+            was_there = name in data.values
             if was_there:
                 self._shared.write(Operation(Verb.DELETE, name))
         return was_there
 
     def num_keys(self) -> int:
         with self._open("count the keys", Query.COUNT_KEYS) as data:
-            return len(data)
+            return len(data.values)
 
     def list_keys(self) -> list[str]:
         with self._open("list the keys", Query.LIST_KEYS) as data:
-            return [decode_key(name) for name in data.list_keys()]
+            return [decode_key(name) for name in data.values]
 
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
@@ -183,7 +183,7 @@ class LocalStore(Store):
             return data.wait_for_push(thread, name)
 
         def pop(data: LocalData) -> bytes:
-            oldest = data.oldest(name)
+            oldest = data.queues[name][0]
             self._shared.write(Operation(Verb.POP, name))
             return oldest
 

@@ -69,7 +69,7 @@ def _ours(file: int) -> dict[bytes, bytes]:
     data = KeyValues[Waiter]()
     for operation in record_format.read_log(read_at(file, head.start, head.end), head.start, record_format.seed(head)):
         data.apply(operation)
-    return {key: data.get(key) for key in data.list_keys()}
+    return {key: data.get(key) for key in data.values}
 
 
 def _try_lock_as_torch(file: int) -> bool:

@@ -185,8 +185,8 @@ def is_long(head: Head) -> bool:
 
 def snapshot(data: KeyValues[W], seed: int) -> bytes:
     """All data as a log, in records of moderate size."""
-    contents = [Operation(Verb.PUT, key, data.get(key)) for key in data.list_keys()]
-    contents += [Operation(Verb.PUSH, key, entry) for key, entries in data.list_queues() for entry in entries]
+    contents = [Operation(Verb.PUT, key, data.get(key)) for key in data.values]
+    contents += [Operation(Verb.PUSH, key, entry) for key, entries in data.queues.items() for entry in entries]
     records: list[bytes] = []
     begin = size = 0
     for at, (_, key, value) in enumerate(contents, 1):

@@ -81,28 +81,24 @@ class FileStore(LocalStore):
         limits: StoreLimits | None = None,
         _clone_of: AppendLog | None = None,
     ) -> None:
-        self._path = os.fspath(path)
-        self._where = f" in the store file {self._path}"
+        self.path = os.fspath(path)
+        self._where = f" in the store file {self.path}"
         self._world_size = in_64_bits(world_size)
         self._given_limits = limits = limits or StoreLimits()
         # A TCP server counts the slash that its clients put before every key.
         self._limits = replace(limits, key_bytes=limits.key_bytes - 1)
         self._longest_value = limits.unread_bytes // 2  # as a TCP server has it
         self.set_timeout(timeout)
-        with _in_words(f"open the store file {self._path}"):
+        with _in_words(f"open the store file {self.path}"):
             if _clone_of is not None:
                 self._shared = _clone_of.clone(self._lock_timeout_s())
             else:
                 # The real path, because a working directory may change and a link may be replaced.
-                self._shared = AppendLog(Path(self._path).resolve(), world_size, self._lock_timeout_s())
+                self._shared = AppendLog(Path(self.path).resolve(), world_size, self._lock_timeout_s())
         self._finalizer = weakref.finalize(self, self._shared.close)
 
-    @property
-    def path(self) -> str:
-        return self._path
-
     def __repr__(self) -> str:
-        return f"FileStore({self._path!r}, {self._world_size})"
+        return f"FileStore({self.path!r}, {self._world_size})"
 
     def __enter__(self) -> FileStore:
         return self
@@ -121,7 +117,7 @@ class FileStore(LocalStore):
 
     def clone(self) -> FileStore:
         return FileStore(
-            self._path, self._world_size, timeout=self._timeout, limits=self._given_limits, _clone_of=self._shared
+            self.path, self._world_size, timeout=self._timeout, limits=self._given_limits, _clone_of=self._shared
         )
 
     @contextmanager

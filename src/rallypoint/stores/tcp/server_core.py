@@ -49,7 +49,7 @@ class StoreServerCore:
             lambda session, texts, number, room: _pack_number(data.add(texts[0], number)),
             lambda session, texts, number, room: _READY if all(map(data.holds, texts)) else _NOT_READY,
             self._wait,
-            lambda session, texts, number, room: _pack_number(len(data)),
+            lambda session, texts, number, room: _pack_number(len(data.values)),
             lambda session, texts, number, room: _pack_number(data.delete(texts[0])),
             self._append,
             lambda session, texts, number, room: self._values(texts, room),
@@ -59,7 +59,7 @@ class StoreServerCore:
             lambda session, texts, number, room: data.push(texts[0], texts[1]),
             self._queue_pop,
             lambda session, texts, number, room: _pack_number(data.queue_len(texts[0])),
-            lambda session, texts, number, room: _pack_number(len(data)) + b"".join(map(wire.text, data.list_keys())),
+            lambda session, texts, number, room: _pack_number(len(data.values)) + b"".join(map(wire.text, data.values)),
             self._barrier,
         )
 

@@ -58,8 +58,8 @@ class TcpStore(Store):
         *,
         limits: StoreLimits | None = None,
     ) -> None:
-        self._host = host_name
-        self._port = port
+        self.host = host_name
+        self.port = port
         self._limits = limits or StoreLimits()
         # What is short in all has no part that is too long.
         self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
@@ -71,9 +71,9 @@ class TcpStore(Store):
             if is_master:
                 from rallypoint.stores.tcp.hosting import host_server
 
-                self._port, stop = host_server(host_name, port, self._limits, multi_tenant)
+                self.port, stop = host_server(host_name, port, self._limits, multi_tenant)
                 acquired.append(stop)
-            self._connection = connect(host_name, self._port, self._timeout_s)
+            self._connection = connect(host_name, self.port, self._timeout_s)
             acquired.append(self._connection.close)
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._wait_for_workers(world_size, is_master)
@@ -81,17 +81,8 @@ class TcpStore(Store):
             self._finalizer()
             raise
 
-    @property
-    def host(self) -> str:
-        return self._host
-
-    @property
-    def port(self) -> int:
-        """Where the server is; if it was told to choose a port, the one that it chose."""
-        return self._port
-
     def __repr__(self) -> str:
-        return f"TcpStore({self._host!r}, {self._port})"
+        return f"TcpStore({self.host!r}, {self.port})"
 
     def __enter__(self) -> TcpStore:
         return self
@@ -161,7 +152,7 @@ class TcpStore(Store):
             if popped is not None:
                 return popped
             if not block:
-                raise QueueEmptyError(f"the queue {key!r} at {self._host}, port {self._port} is empty")
+                raise QueueEmptyError(f"the queue {key!r} at {self.host}, port {self.port} is empty")
             # Someone was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
             # format knows no wait for a queue alone, so in that case there is no other way than to ask again.
             if not backoff.pause(deadline):
@@ -189,7 +180,7 @@ class TcpStore(Store):
         self._timeout = timeout
 
     def clone(self) -> TcpStore:
-        return TcpStore(self._host, self._port, timeout=self._timeout, limits=self._limits)
+        return TcpStore(self.host, self.port, timeout=self._timeout, limits=self._limits)
 
     # Talking ----------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 MAGIC = 0x3C85F7CE
 READY = STOP_WAITING = 0
@@ -61,18 +60,11 @@ class Query(IntEnum):
     BARRIER = 18, "kq"
 
 
-class _Plan(NamedTuple):
-    """How a query is written and read, by its number: what looks at an enumeration takes several times as long."""
-
-    query: Query
-    head: bytes
-    fields: tuple[struct.Struct | None, ...]  # None for a key or value
-    counted: int  # how many fields are counted as one, or 0
-
-
 _NUMBERS = {"q": NUMBER, "I": NONCE}
+# By the number of a query: its first byte, its fields (None for a key or value), and how many of them are counted as one.
+# What looks at an enumeration takes several times as long.
 _PLANS = tuple(
-    _Plan(query, bytes((query,)), tuple(map(_NUMBERS.get, query.fields)), len(query.fields) * query.counted)
+    (query, bytes((query,)), tuple(map(_NUMBERS.get, query.fields)), len(query.fields) * query.counted)
     for query in Query
 )
 _pack_length, _unpack_length = LENGTH.pack, LENGTH.unpack_from
@@ -204,7 +196,7 @@ def _read_slowly(buffer: bytearray, limits: StoreLimits) -> Iterator[Request | Q
 def _begun(code: int, introduced: bool) -> Query:
     if code >= len(_PLANS):
         raise ProtocolError(f"it sent the unknown query {code}")
-    query = _PLANS[code].query
+    query = _PLANS[code][0]
     if (query is Query.VALIDATE) == introduced:
         early = f"it sent {query.name.lower()} before it introduced itself"
         raise ProtocolError("it introduced itself twice" if introduced else early)
