@@ -1,4 +1,4 @@
-"""The keys of a store, and who waits for them.  Pure: no clock, no IO, no threads, no locks.
+"""The keys of a store, and the waiters for them.  Pure: no clock, no IO, no threads, no locks.
 
 Waiters are kept by key, so that a change costs nothing to those that wait for something else.  A method never calls
 back: a waiter that has nothing more to wait for is handed out by `take_woken`, and the shell tells it.
@@ -70,7 +70,7 @@ class KeyValues(Generic[W]):
         self.woken: list[W] = []
 
     def take_woken(self) -> list[W]:
-        """Who has nothing more to wait for, since this was last asked."""
+        """The waiters that have nothing more to wait for, since this was last asked."""
         woken, self.woken = self.woken, []
         return woken
 
@@ -141,7 +141,7 @@ class KeyValues(Generic[W]):
         return self.values.pop(key, None) is not None
 
     def clear(self) -> None:
-        """Drops all values and queues; who waits goes on waiting."""
+        """Drops all values and queues; waiters go on waiting."""
         self.values.clear()
         self.queues.clear()
 
@@ -180,7 +180,7 @@ class KeyValues(Generic[W]):
         self._gates.setdefault(key, OrderedDict())[waiter] = None
 
     def arrive(self, key: bytes, world_size: int) -> bool:
-        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all who stand at it."""
+        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all that stand at it."""
         if self.add(key, 1) < world_size:
             return False
         for freed in self._gates.pop(key, ()):
@@ -198,9 +198,9 @@ class KeyValues(Generic[W]):
             waiter.gate = None
 
     def settle(self, waiter: W) -> None:
-        """Whoever was woken for a queue has done what it wanted, or is gone.
+        """A waiter that was woken for a queue has done what it wanted, or is gone.
 
-        An entry wakes one waiter only, because those who wait do so to pop.  If that one did something else, or died,
+        An entry wakes one waiter only, because waiters come to pop.  If that one did something else, or died,
         the entry is still there, and the next in line is woken for it.
         """
         key, waiter.promise = waiter.promise, None

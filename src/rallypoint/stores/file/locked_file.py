@@ -77,7 +77,7 @@ class LockedFile:
             self.commit(head._replace(commits=head.commits + 1, users=users, departures=departures))
 
     def is_named(self) -> bool:
-        """Whether who opens the path now gets the same file."""
+        """Whether the path still leads to the same file."""
         try:
             return os.path.samestat(self._path.stat(), self._identity)
         except FileNotFoundError:
@@ -138,7 +138,7 @@ class LockedFile:
         opening = record_format.judge(raw, os.fstat(self._file).st_size, in_use=not alone)
         head = record_format.newest(record_format.read_copies(raw))
         if incarnation is not None:
-            # Whoever was here before may come back even when all others have been killed.
+            # A process that was here before may come back even when all others have been killed.
             head = _of_run(incarnation, head)
         elif head is None:
             head = record_format.first_head(os.urandom(16))

@@ -58,13 +58,13 @@ class Head(NamedTuple):
     resume: int
     end: int
     previous_end: int
-    # Those who have opened the file and have not said that they go; and how many have said so.
+    # How many have opened the file and have not said that they leave; and how many have said so.
     users: int
     departures: int
 
     @property
     def kept_to(self) -> int:
-        """Beyond this there is nothing that anybody may want to read."""
+        """Beyond this there is nothing that a process may want to read."""
         return max(self.end, self.previous_end)
 
 

@@ -31,7 +31,7 @@ Asked = tuple[str, ...]
 class StoreConnection:
     """A connected socket that the threads of a process share.
 
-    It ends with the first failure: nobody could tell whose answer comes next.
+    It ends with the first failure: after that it is unknown whose answer comes next.
     """
 
     def __init__(self, sock: socket.socket, place: str) -> None:

@@ -1,9 +1,9 @@
-"""A store server on a socket, in a thread of its own: in a turn, whatever is ready is read, answered and sent.
+"""A store server on a socket, in a thread of its own: in each step, whatever is ready is read, answered and sent.
 
 Between readiness and answer there is nothing but this: callbacks of asyncio, one for each event, would cost more than
 the answers.
 
-The format has no authentication: whoever reaches the port can read and write every key.  So it listens on the address
+The format has no authentication: a client that reaches the port can read and write every key.  So it listens on the address
 that it was given, and on no other.
 """
 
@@ -25,7 +25,7 @@ from rallypoint.stores.tcp.server_core import STOP_WAITING, StoreServerCore, Sto
 
 # More would be taken from the system, and given back, each time.
 _RECEIVED_AT_ONCE = 1 << 16
-# How many are accepted before others have their turn, and for how long nobody is when the system has no room.
+# How many connections are accepted at once, and for how long none is when the system has no room.
 _ACCEPTED_AT_ONCE = 256
 _PAUSE_S = 0.5
 _STOP_TIMEOUT_S = 10.0
@@ -84,7 +84,7 @@ class StoreServer:
         self.broken: list[tuple[_AcceptedConnection, OSError]] = []
         self._paused_until: float | None = None
         self._when_ready: dict[int, Callable[[int], object]] = {}
-        # May be set in the middle of a turn: a store that hosts this server may be collected in the server's own thread.
+        # May be set in the middle of a step: a store that hosts this server may be collected in the server's own thread.
         self._stopped = False
 
     @property
@@ -113,7 +113,7 @@ class StoreServer:
         self._alarm, self._ring = socket.socketpair()
         self.watch(self._ring, lambda _: self._ring.recv(1))
         forks.release_in_children(self)
-        # The thread holds the server: one that nobody else holds goes on, and its alarm does not go off.
+        # The thread holds the server: one that nothing else holds goes on, and its alarm does not go off.
         self._thread = threading.Thread(target=self._run, args=(sock,), name="rallypoint-store", daemon=True)
         try:
             self._thread.start()
@@ -124,7 +124,7 @@ class StoreServer:
             raise
 
     def stop(self) -> None:
-        """Closes the socket and all connections, from any thread; who waits is told by the end of its connection."""
+        """Closes the socket and all connections, from any thread; a client that waits sees the end of its connection."""
         if self._sock is None or self._stopped:
             return
         self._stopped = True
@@ -145,18 +145,18 @@ class StoreServer:
     def _run(self, sock: socket.socket) -> None:
         try:
             while not self._stopped:
-                self._turn(sock)
+                self._step(sock)
         finally:
             self._close(sock)
 
-    def _turn(self, sock: socket.socket) -> None:
-        """Serves whoever is ready, or waits until somebody is."""
+    def _step(self, sock: socket.socket) -> None:
+        """Serves the sockets that are ready, or waits until one is."""
         wait_s: float | None = None
         if self._paused_until is not None and (wait_s := self._paused_until - time.monotonic()) <= 0:
             self._paused_until = wait_s = None
             self.watch(sock, self._accept)
         for fd, events in self.readiness.poll(wait_s):
-            handle = self._when_ready.get(fd)  # it may have been closed in this very turn
+            handle = self._when_ready.get(fd)  # it may have been closed in this very step
             if handle is not None:
                 handle(events)
         while self.broken:
@@ -293,7 +293,7 @@ class _AcceptedConnection:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as exc:
-            # It ends after this turn, not in the middle of what is being done for others; nothing more is sent.
+            # It ends after this step, not in the middle of what is being done for others; nothing more is sent.
             self._server.broken.append((self, exc))
             return len(data)
 

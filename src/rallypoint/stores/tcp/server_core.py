@@ -1,6 +1,6 @@
 """A store server without its sockets: bytes of connections in, bytes for connections out.  Sans-IO.
 
-Whoever breaks the rules of the wire format is refused, and nobody else notices.
+A client that breaks the rules of the wire format is refused, and no other notices.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class StoreServerCore:
         )
 
     def connect(self, name: str) -> StoreSession:
-        """Somebody connected; the name is for messages only."""
+        """A client connected; the name is for messages only."""
         return StoreSession(name, self.limits)
 
     def receive(
         self, session: StoreSession, data: bytes, unread_bytes: int = 0
     ) -> tuple[bytes, Sequence[StoreSession]]:
-        """Bytes came in: what is answered, and who else is to be sent STOP_WAITING.
+        """Bytes came in: what is answered, and which other sessions are to be sent STOP_WAITING.
 
         `unread_bytes` were sent to this connection before and still wait in its buffer.  Afterwards the connection is to
         be closed if `session.refusal` says so.
@@ -107,7 +107,7 @@ class StoreServerCore:
         return mine[0] if len(mine) == 1 else b"".join(mine), others
 
     def disconnect(self, session: StoreSession) -> Sequence[StoreSession]:
-        """The connection is gone, for whatever reason; returns who is to be sent STOP_WAITING now."""
+        """The connection is gone, for whatever reason; returns the sessions that are to be sent STOP_WAITING now."""
         session.refusal = session.refusal or "it is gone"
         return self._leave(session)
 

@@ -28,7 +28,7 @@ from rallypoint.waiting import Backoff, Deadline, in_seconds
 _KEY_START = b"/"
 _WORKERS_KEY = b"init/"
 
-# A server answers at once, except to those who wait; one that is silent for so long is gone.
+# A server answers at once, except to a wait; one that is silent for so long is gone.
 _ANSWER_TIMEOUT_S = 30.0
 _POLL_S = 0.01, 0.1
 _MOST_NAMED = 8
@@ -91,7 +91,7 @@ class TcpStore(Store):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and the server if this store hosts it.  Who is waiting gets a `StoreError`."""
+        """Ends the connection, and the server if this store hosts it.  A call that is waiting gets a `StoreError`."""
         self._connection.end("it was closed here")
         self._finalizer()
 
@@ -153,7 +153,7 @@ class TcpStore(Store):
                 return popped
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} at {self.host}, port {self.port} is empty")
-            # Someone was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
+            # Another client was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
             # format knows no wait for a queue alone, so in that case there is no other way than to ask again.
             if not backoff.pause(deadline):
                 raise StoreTimeoutError(f"{self._connection.what(asked)}: nothing came within {deadline.timeout_s:g} s")
