@@ -19,7 +19,7 @@ from rallypoint.stores.base import (
     in_64_bits,
     name_some,
 )
-from rallypoint.stores.data import KeyValues, Operation, Verb, Waiter
+from rallypoint.stores.data import KeyValues, Operation, Verb, Waiter, read_number
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.tcp.wire import Query
 from rallypoint.waiting import Deadline
@@ -210,7 +210,7 @@ class LocalStore(Store):
             thread,
             deadline,
             action,
-            lambda data: self._shared.reloads > reloads and _count(data.get(name)) >= world_size,
+            lambda data: self._shared.reloads > reloads and (read_number(data.get(name)) or 0) >= world_size,
         )
 
     # Changing and waiting ---------------------------------------------------------------------------------------------
@@ -275,7 +275,3 @@ class LocalStore(Store):
             data.cancel(thread)
             data.settle(thread)
         return missing
-
-
-def _count(text: bytes) -> int:
-    return int(text) if text.isdigit() else 0
