@@ -53,7 +53,7 @@ def result(future: Future[T]) -> T:
 @pytest.fixture
 def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
     parking = Parking()
-    enlist, barrier = KeyValues._enlist, KeyValues.barrier
+    enlist, stand_at = KeyValues._enlist, KeyValues.stand_at
 
     def watched_enlist(self: KeyValues[Waiter], waiter: Waiter, missing: set[bytes]) -> bool:
         done = enlist(self, waiter, missing)
@@ -61,14 +61,12 @@ def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
             parking.came()
         return done
 
-    def watched_barrier(self: KeyValues[Waiter], waiter: Waiter, key: bytes, world_size: int) -> bool:
-        done = barrier(self, waiter, key, world_size)
-        if not done:
-            parking.came()
-        return done
+    def watched_stand_at(self: KeyValues[Waiter], waiter: Waiter, key: bytes) -> None:
+        stand_at(self, waiter, key)
+        parking.came()
 
     monkeypatch.setattr(KeyValues, "_enlist", watched_enlist)
-    monkeypatch.setattr(KeyValues, "barrier", watched_barrier)
+    monkeypatch.setattr(KeyValues, "stand_at", watched_stand_at)
     return parking
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.stores import FileStore, StoreError, StoreLimits, StoreTimeoutError, operations
+from rallypoint.stores import FileStore, StoreError, StoreLimits, StoreTimeoutError
+from rallypoint.stores.data import KeyValues, Operation
 from rallypoint.stores.file import append_log, locks, record_format
 from rallypoint.stores.file import store as file
 from rallypoint.stores.local import LocalData
@@ -158,7 +159,7 @@ def test_a_process_that_ends_well_is_not_taken_for_killed(path: Path) -> None:
 def test_who_was_taken_for_dead_is_told(path: Path) -> None:
     store = FileStore(path)
     store.set("key", "old")
-    opened = store._log._file
+    opened = store._shared._file
     assert opened is not None
     locks.unlock(opened._file, locks.PRESENCE)  # as when a file server forgets its clients
     with FileStore(path) as other:
@@ -247,14 +248,14 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
     store = FileStore(path)
     store.append("key", "a")
 
-    apply = operations.apply
+    apply = LocalData.apply
 
-    def interrupted(data: LocalData, operation: operations.Operation) -> None:
+    def interrupted(data: LocalData, operation: Operation) -> None:
         apply(data, operation)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(operations, "apply", interrupted)
+        patched.setattr(KeyValues, "apply", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.append("key", "b")
     assert store.get("key") == b"ab"
@@ -265,7 +266,7 @@ def test_an_interrupted_change_is_read_back_from_the_file(path: Path, monkeypatc
 def test_a_store_may_be_closed_in_the_middle_of_its_own_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_log, "_LEAVE_TIMEOUT_S", 0.0)
     store = FileStore(path)
-    with store._log.writing(SOON_S):  # where a signal's handler finds it
+    with store._shared.opened(SOON_S, write=True):  # where a signal's handler finds it
         store.close()
     with pytest.raises(StoreError, match="closed here"):
         store.get("key")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.stores import FileStore, StoreError
+from rallypoint.stores.data import Operation, Verb
 from rallypoint.stores.file import locked_file, locks, record_format
-from rallypoint.stores.operations import Operation, Verb
 from tests.stores.file_processes import Worker
 from tests.stores.kinds import SOON
 
@@ -229,7 +229,7 @@ def test_a_whole_record_that_was_not_committed_is_not_seen(path: Path) -> None:
     store = FileStore(path)
     fill(store)
     before = contents(store)
-    record = record_format.record([Operation(Verb.PUT, b"key", b"torn")], record_format.seed(store._log._head))
+    record = record_format.record([Operation(Verb.PUT, b"key", b"torn")], record_format.seed(store._shared._head))
     with path.open("ab") as file:
         file.write(record)
     with FileStore(path) as fresh:

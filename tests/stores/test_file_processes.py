@@ -13,10 +13,10 @@ import pytest
 from hypothesis import settings
 
 from rallypoint.stores import FileStore, Store
+from rallypoint.stores.data import Operation, Verb
 from rallypoint.stores.file import record_format
 from rallypoint.stores.file.locked_file import LockedFile
 from rallypoint.stores.local import WaitingThread
-from rallypoint.stores.operations import Operation, Verb, arrival
 from rallypoint.waiting import Deadline
 from tests.stores.conftest import Crew, Parking, result
 from tests.stores.file_processes import Worker
@@ -117,7 +117,7 @@ def compacts_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def head(store: FileStore) -> record_format.Head:
-    return store._log._head
+    return store._shared._head
 
 
 @pytest.mark.usefixtures("compacts_soon")
@@ -144,28 +144,28 @@ def test_who_looks_often_reads_nothing_twice(path: Path) -> None:
         store.add("n", 1)
         assert other.get("n") == str(number + 1).encode()
     assert head(store).generation > 20
-    assert other._log.reloads == 1
+    assert other._shared.reloads == 1
 
 
 def compact(store: FileStore, *operations: Operation) -> None:
     """Makes changes and compacts, before anybody can look."""
-    with store._log.writing(SOON_S):
-        store._log.write(*operations)
-        assert store._log._file is not None
-        store._log._compact(store._log._file, store._log._head)
+    with store._shared.opened(SOON_S, write=True):
+        store._shared.write(*operations)
+        assert store._shared._file is not None
+        store._shared._compact(store._shared._file, store._shared._head)
 
 
 def test_what_came_and_went_before_a_compaction_is_seen_by_who_waits(path: Path) -> None:
     store, other = FileStore(path), FileStore(path)
     sleeper = WaitingThread()
-    with store._log.reading(SOON_S) as data:
+    with store._shared.opened(SOON_S) as data:
         assert not data.wait(sleeper, [b"key"])
     other.set("key", "v")
     compact(other, Operation(Verb.DELETE, b"key"))
     assert not sleeper.awake.is_set()
     assert store.num_keys() == 0
     assert sleeper.awake.is_set()
-    assert store._log.reloads == 1
+    assert store._shared.reloads == 1
 
 
 def test_who_was_asleep_for_two_compactions_begins_again(path: Path, parking: Parking, crew: Crew) -> None:
@@ -176,14 +176,16 @@ def test_who_was_asleep_for_two_compactions_begins_again(path: Path, parking: Pa
         crew.start(store.queue_pop, "q"),
     ]
     parking.expect(3)
-    with other._log.writing(SOON_S):
-        file = other._log._file
+    with other._shared.opened(SOON_S, write=True):
+        file = other._shared._file
         assert file is not None
-        other._log.write(Operation(Verb.PUT, b"key", b"v"), arrival(b"b", 2), Operation(Verb.PUSH, b"q", b"entry"))
+        other._shared.write(
+            Operation(Verb.PUT, b"key", b"v"), Operation(Verb.ARRIVE, b"b", b"2"), Operation(Verb.PUSH, b"q", b"entry")
+        )
         for _ in range(2):
-            other._log._compact(file, other._log._head)
+            other._shared._compact(file, other._shared._head)
     assert [result(future) for future in waiting] == [b"v", None, b"entry"]
-    assert store._log.reloads == 2
+    assert store._shared.reloads == 2
 
 
 def test_the_end_of_the_old_log_that_was_overwritten_is_not_read(path: Path) -> None:
@@ -197,7 +199,7 @@ def test_the_end_of_the_old_log_that_was_overwritten_is_not_read(path: Path) -> 
     assert head(store).start == record_format.LOG_START
     store.set("pad", "y" * 2000)
     assert (other.get("key"), other.get("pad")) == (b"3", b"y" * 2000)
-    assert other._log.reloads == 2
+    assert other._shared.reloads == 2
 
 
 def test_a_log_that_cannot_be_compacted_grows(path: Path, monkeypatch: pytest.MonkeyPatch, compacts_soon: None) -> None:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rallypoint.stores.data import KeyValues, Waiter
+from rallypoint.stores.data import KeyValues, Operation, Verb, Waiter
 from rallypoint.stores.file import record_format
 from rallypoint.stores.file.record_format import (
     LOG_START,
@@ -18,7 +18,6 @@ from rallypoint.stores.file.record_format import (
     head_bytes,
     judge,
 )
-from rallypoint.stores.operations import Operation, Verb, apply, arrival
 
 RUN = b"r" * 16
 OPERATIONS = st.builds(
@@ -55,11 +54,11 @@ def test_a_record_of_another_run_or_generation_is_none_of_this() -> None:
 def test_a_snapshot_is_the_whole_of_the_data(operations: list[Operation]) -> None:
     data, copy = KeyValues[Waiter](), KeyValues[Waiter]()
     for operation in operations:
-        apply(data, operation)
+        data.apply(operation)
     for operation in record_format.read_log(record_format.snapshot(data, 1), LOG_START, 1):
-        apply(copy, operation)
-    assert {key: data.get(key) for key in data.list_keys()} == {key: copy.get(key) for key in copy.list_keys()}
-    assert data.list_queues() == copy.list_queues()
+        copy.apply(operation)
+    assert {key: data.get(key) for key in data.values} == {key: copy.get(key) for key in copy.values}
+    assert data.queues == copy.queues
 
 
 def test_a_large_snapshot_is_several_records() -> None:
@@ -73,8 +72,9 @@ def test_a_large_snapshot_is_several_records() -> None:
 
 def test_an_arrival_opens_the_barrier_for_who_waits_elsewhere() -> None:
     data, waiter = KeyValues[Waiter](), Waiter()
-    assert not data.barrier(waiter, b"b", 2)
-    apply(data, arrival(b"b", 2))
+    assert not data.arrive(b"b", 2)
+    data.stand_at(waiter, b"b")
+    data.apply(Operation(Verb.ARRIVE, b"b", b"2"))
     assert data.take_woken() == [waiter]
 
 
@@ -82,7 +82,6 @@ def test_the_whole_copy_of_the_head_counts_and_the_newer_of_two() -> None:
     old, new = HEAD._replace(commits=4, end=300), HEAD._replace(commits=5, end=400)
     both = head_bytes(new)
     assert record_format.newest(record_format.read_copies(both)) == new
-    assert record_format.is_mirrored(both)
     for torn in range(record_format.FIRST_COPY, record_format.SECOND_COPY):
         raw = both[:torn] + head_bytes(old)[torn:]
         assert record_format.newest(record_format.read_copies(raw)) in (old, new)

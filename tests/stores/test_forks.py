@@ -25,7 +25,7 @@ PRELUDE = """
 import multiprocessing, os, sys, threading, traceback
 from datetime import timedelta
 from rallypoint.stores import *
-from rallypoint.stores.lazy import LazyStore
+from rallypoint.stores.wrapper import LazyStore
 
 multiprocessing.set_start_method("fork")
 SOON = timedelta(seconds=30)
@@ -203,7 +203,7 @@ def test_a_store_that_another_thread_is_opening_opens_in_the_child_as_well() -> 
 def bereaved(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that serves a store in both ways, and a child by fork that outlives it."""
     code = """
-    import asyncio, os, signal, sys, threading
+    import os, signal, sys, threading
     from rallypoint.client.round_store import serve_here
     from rallypoint.stores import TcpStore, listen
     store, sock = TcpStore("127.0.0.1", 0, is_master=True), listen("127.0.0.1")
@@ -266,7 +266,7 @@ def test_a_store_in_memory_is_not_the_childs() -> None:
         held, go_on = threading.Event(), threading.Event()
 
         def hold():
-            with store._shared.opened():
+            with store._shared.last_read():
                 held.set()
                 go_on.wait()
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreError
-from rallypoint.stores.lazy import LazyStore
+from rallypoint.stores.wrapper import LazyStore
 from tests.stores.conftest import Crew, result
 
 USES: dict[str, Callable[[Store], object]] = {

@@ -253,7 +253,7 @@ def test_an_interrupted_call_ends_the_connection(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._connection._connection, "_take", interrupt)
+    monkeypatch.setattr(store._connection, "_take", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.num_keys()
     with pytest.raises(StoreError, match="a call was interrupted: count the keys"):

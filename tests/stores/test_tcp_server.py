@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import logging
 import socket
 import subprocess
 import sys
-import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +24,8 @@ from rallypoint.stores import (
     TcpStore,
     listen,
 )
-from rallypoint.stores.tcp import listener, readiness, wire
+from rallypoint.stores.tcp import server as tcp_server
+from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query
 from tests.stores.conftest import SOON, SOON_S, Crew, Parking, result
 
@@ -64,18 +62,6 @@ class CrowdedSocket(socket.socket):
         return super().accept()
 
 
-@contextmanager
-def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop of somebody else's, in a thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(SOON_S)
-    loop.close()
-
-
 def test_importing_the_stores_is_cheap() -> None:
     # Without the package's own __init__, which is for users and may import more.
     code = f"""
@@ -88,58 +74,18 @@ print([name for name in ("asyncio", "torch", "msgspec") if name in sys.modules])
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_it_serves_a_socket_that_was_bound_before_on_a_loop_that_runs(crew: Crew) -> None:
+def test_it_serves_a_socket_that_was_bound_before(crew: Crew) -> None:
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]  # published here
     early = crew.start(lambda: TcpStore("127.0.0.1", port, timeout=SOON))
     server = StoreServer()
-    with running_loop() as loop:
-        server.start_on(loop, sock)
-        assert (server.host, server.port) == ("127.0.0.1", port)
-        with result(early) as store:
-            store.set("key", "v")
-            assert store.get("key") == b"v"
-        server.stop()
-        server.stop()
-        assert not asyncio.all_tasks(loop)
-    assert sock.fileno() == -1
-
-
-def test_it_starts_and_stops_within_a_loop() -> None:
-    async def scene() -> None:
-        server = StoreServer()
-        await server.start(listen("127.0.0.1"))
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(HELLO + PING)
-        assert await reader.readexactly(4) == wire.NONCE.pack(1)
-        with listen("127.0.0.1") as sock, pytest.raises(StoreError, match="await start"):
-            server.start_on(asyncio.get_running_loop(), sock)
-        server.stop()
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-            await reader.readexactly(1)
-        writer.close()
-
-    asyncio.run(scene())
-
-
-def test_a_server_is_stopped_before_its_loop_has_got_to_it() -> None:
-    """Connections that queued up until then are told by their end, and the loop serves nobody afterwards."""
-    loop, server, sock = asyncio.new_event_loop(), StoreServer(), listen("127.0.0.1")
-    server.start_on(loop, sock)
-    with dial(server) as line:
-        server.stop()
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-        assert read_to_end(line) == b""
-    assert sock.fileno() == -1
-    loop.close()
-
-
-def test_a_loop_that_is_closed_serves_nobody() -> None:
-    loop, sock = asyncio.new_event_loop(), listen("127.0.0.1")
-    loop.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        StoreServer().start_on(loop, sock)
+    server.start_in_thread(sock)
+    assert (server.host, server.port) == ("127.0.0.1", port)
+    with result(early) as store:
+        store.set("key", "v")
+        assert store.get("key") == b"v"
+    server.stop()
+    server.stop()
     assert sock.fileno() == -1
 
 
@@ -181,21 +127,16 @@ def test_a_server_may_end_in_the_middle_of_its_own_turn() -> None:
         server.stop()
         return wire.NONCE.pack(1)
 
-    for in_thread in (True, False):
-        server = StoreServer()
-        server.core._answers = (*server.core._answers[: Query.PING], stop_and_answer, *server.core._answers[14:])
-        sock = listen("127.0.0.1")
-        with running_loop() as loop:
-            if in_thread:
-                server.start_in_thread(sock)
-            else:
-                server.start_on(loop, sock)
-            with dial(server) as line:
-                line.sendall(HELLO + PING)
-                assert read_to_end(line) == wire.NONCE.pack(1)
-        if server._thread is not None:
-            server._thread.join(SOON_S)
-        assert sock.fileno() == -1
+    server = StoreServer()
+    server.core._answers = (*server.core._answers[: Query.PING], stop_and_answer, *server.core._answers[14:])
+    sock = listen("127.0.0.1")
+    server.start_in_thread(sock)
+    with dial(server) as line:
+        line.sendall(HELLO + PING)
+        assert read_to_end(line) == wire.NONCE.pack(1)
+    assert server._thread is not None
+    server._thread.join(SOON_S)
+    assert sock.fileno() == -1
 
 
 def test_a_server_may_be_told_to_stop_at_any_moment() -> None:
@@ -222,9 +163,9 @@ def test_a_fault_of_ours_costs_one_connection(server: StoreServer, caplog: pytes
         assert good.recv(8, socket.MSG_WAITALL) == wire.NUMBER.pack(0)
 
 
-@pytest.mark.parametrize("kind", [readiness.Readiness, readiness.SelectorReadiness])
+@pytest.mark.parametrize("kind", [tcp_server.Readiness, tcp_server.PollReadiness])
 def test_a_server_needs_no_epoll(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "Readiness", kind)
+    monkeypatch.setattr(tcp_server, "Readiness", kind)
     server = StoreServer()
     server.start_in_thread(listen("127.0.0.1"))
     with TcpStore("127.0.0.1", server.port, timeout=SOON) as store, dial(server) as slow:
@@ -237,22 +178,17 @@ def test_a_server_needs_no_epoll(kind: type, monkeypatch: pytest.MonkeyPatch) ->
     server.stop()
 
 
-@pytest.mark.parametrize("in_thread", [True, False])
 def test_who_finds_no_room_is_accepted_when_there_is_some(
-    in_thread: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system refuses the first connection a few times; one that was there before is served meanwhile."""
-    monkeypatch.setattr(listener, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(tcp_server, "_PAUSE_S", 0.05)
     server = StoreServer()
     sock = CrowdedSocket(refuses=3, fileno=listen("127.0.0.1").detach())
-    with running_loop() as loop:
-        if in_thread:
-            server.start_in_thread(sock)
-        else:
-            server.start_on(loop, sock)
-        with TcpStore("127.0.0.1", server.port, timeout=SOON) as store:
-            assert store.add("n", 1) == 1
-        server.stop()
+    server.start_in_thread(sock)
+    with TcpStore("127.0.0.1", server.port, timeout=SOON) as store:
+        assert store.add("n", 1) == 1
+    server.stop()
     assert caplog.text.count("Too many open files") == 3
 
 

@@ -13,15 +13,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-import rallypoint.stores.tcp.listener  # noqa: F401  # serving takes it: loaded now, not while a world waits for its store
 from rallypoint.errors import RendezvousError
 from rallypoint.forks import OpenedIn
 from rallypoint.messages.notices import Placed
 from rallypoint.net import parse_endpoint, written
 from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
-from rallypoint.stores.lazy import LazyStore
 from rallypoint.stores.tcp.server import listen
+from rallypoint.stores.wrapper import LazyStore
 from rallypoint.waiting import Deadline
 
 VERDICT_S = 10.0
@@ -38,11 +37,9 @@ Serve = Callable[[socket.socket], Callable[[], None]]
 
 
 def serve_here(listener: socket.socket) -> Callable[[], None]:
-    """Serve a store on the background thread of this process."""
-    from rallypoint.client.background import background  # it brings asyncio, which torch's server does not need
-
+    """Serve a store in a thread of this process."""
     server = StoreServer()
-    server.start_on(background().loop, listener)
+    server.start_in_thread(listener)
     return server.stop
 
 

@@ -24,7 +24,7 @@ class C10dDocument:
     """The document under one key of a store; its token is the value itself.
 
     `served` is the store by which this process serves it to the others; `hosts_store` says whether it does, and so stays
-    until they have left: None where no node does, or nobody knows.  A store that `reconnects` gets a connection of its own,
+    until they have left: None where no node does, or it is not known.  A store that `reconnects` gets a connection of its own,
     and a new one after a failure.
     """
 
@@ -41,7 +41,7 @@ class C10dDocument:
         self.served = served
         self._given = store
         self._reconnects = isinstance(innermost(store), TcpStore) if reconnects is None else reconnects
-        # A connection of its own: whoever waits for a key has the other one to itself.
+        # A connection of its own: a thread that waits for a key occupies the other one.
         self._store = store.clone() if self._reconnects else store
         self._key = f"{PREFIX}{run_id}"
         self._put_place_holder()
@@ -112,6 +112,6 @@ def innermost(store: Any) -> Any:
 
 
 def _check_listening(store: Any) -> None:
-    """See that somebody listens where the store was: torch's client would try to connect for a minute."""
+    """See that a server listens where the store was: torch's client would try to connect for a minute."""
     inner = innermost(store)
     socket.create_connection((inner.host, inner.port), PROBE_S).close()

@@ -21,12 +21,12 @@ def barrier(
 ) -> None:
     """Wait until `world_size` callers have come to the barrier of that key.
 
-    Who gives a `rank` can be named: a time-out then says which ranks are missing, and otherwise how many.  The same key
-    may be used again and again, as long as everybody comes each time; after a time-out it is spoiled: take another.
+    With a `rank` a time-out says which ranks are missing, and otherwise how many.  The same key may be used again and
+    again, as long as all ranks come each time; after a time-out it is spoiled: take another.
     """
     _refuse_bad_world(world_size, rank)
     arrival = int(store.add(f"{key}/arrived", 1)) - 1
-    # Nobody can come for the next time before everybody has come for this one.
+    # No rank can come for the next time before all have come for this one.
     meeting = f"{key}/{arrival // world_size}"
     if rank is not None:
         store.set(f"{meeting}/{rank}", b"here")
@@ -54,7 +54,7 @@ def all_gather(
     key: str = "all_gather",
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> list[bytes]:
-    """Give everybody a value, and get everybody's, in the order of their ranks.  Once for each key."""
+    """Give all ranks a value, and get the values of all, in the order of their ranks.  Once for each key."""
     _refuse_bad_world(world_size, rank)
     store.set(f"{key}/{rank}", value)
     keys = [f"{key}/{other}" for other in range(world_size)]

@@ -1,7 +1,7 @@
-"""The keys of a store, and who waits for them.  Pure: no clock, no IO, no threads, no locks.
+"""The keys of a store, and the waiters for them.  Pure: no clock, no IO, no threads, no locks.
 
-Waiters are kept by key, so that a change costs nothing to those who wait for something else.  A method never calls
-anybody back: whoever has nothing more to wait for is handed out by `take_woken`, and the shell tells them.
+Waiters are kept by key, so that a change costs nothing to those that wait for something else.  A method never calls
+back: a waiter that has nothing more to wait for is handed out by `take_woken`, and the shell tells it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,37 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from enum import IntEnum
+from typing import Generic, NamedTuple, TypeVar
 
 from rallypoint.stores.errors import StoreError
 
-# White space, a sign, zeros and digits; whatever stands behind them does not count.
-_NUMBER = re.compile(rb"[ \t\n\v\f\r]*([+-]?)(0*)([0-9]*)")
-_MOST_DIGITS = 19
+# White space, a sign, zeros and at most 19 digits; whatever stands behind them does not count.
+_NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})(?![0-9])")
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
+class Verb(IntEnum):
+    """What can be done to a key."""
+
+    PUT = 1
+    APPEND = 2
+    DELETE = 3
+    PUSH = 4
+    POP = 5
+    ARRIVE = 6  # at a barrier; the value is the world size
+
+
+class Operation(NamedTuple):
+    """One change of one key, as a value: a file can keep it, and every process can repeat it."""
+
+    verb: Verb
+    key: bytes
+    value: bytes = b""
+
+
 class Waiter:
-    """Someone who waits for keys or at a barrier, for one thing at a time."""
+    """A thread or connection that waits for keys or at a barrier, for one thing at a time."""
 
     __slots__ = ("gate", "missing", "promise")
 
@@ -39,59 +58,65 @@ W = TypeVar("W", bound=Waiter)
 
 
 class KeyValues(Generic[W]):
-    """Values, queues and barriers by key."""
+    """Values, queues and barriers by key.  `values` and `queues` are for reading; methods change them."""
 
     def __init__(self) -> None:
         # A value that was appended to is kept as a bytearray: many small additions would copy it each time.
-        self._values: dict[bytes, bytes | bytearray] = {}
-        self._queues: dict[bytes, deque[bytes]] = {}  # none of them is empty
+        self.values: dict[bytes, bytes | bytearray] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}  # none of them is empty
         self._waiting: dict[bytes, OrderedDict[W, None]] = {}
         self._gates: dict[bytes, OrderedDict[W, None]] = {}
         self._promised: dict[bytes, int] = {}
-        self._woken: list[W] = []
-
-    @property
-    def has_woken(self) -> bool:
-        """Whether `take_woken` would hand out anybody."""
-        return bool(self._woken)
+        self.woken: list[W] = []
 
     def take_woken(self) -> list[W]:
-        """Who has nothing more to wait for, since this was last asked."""
-        woken, self._woken = self._woken, []
+        """The waiters that have nothing more to wait for, since this was last asked."""
+        woken, self.woken = self.woken, []
         return woken
+
+    def apply(self, operation: Operation) -> None:
+        """Make a change."""
+        verb, key, value = operation
+        match verb:
+            case Verb.PUT:
+                self.put(key, value)
+            case Verb.APPEND:
+                self.append(key, value)
+            case Verb.DELETE:
+                self.delete(key)
+            case Verb.PUSH:
+                self.push(key, value)
+            case Verb.POP:
+                self.pop(key)
+            case Verb.ARRIVE:
+                self.arrive(key, int(value))
 
     # Values -----------------------------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def list_keys(self) -> list[bytes]:
-        return list(self._values)
-
     def holds(self, key: bytes) -> bool:
-        return key in self._values or key in self._queues
-
-    def has_value(self, key: bytes) -> bool:
-        return key in self._values
+        return key in self.values or key in self.queues
 
     def get(self, key: bytes) -> bytes:
         """The value, empty where there is none."""
-        return bytes(self._values.get(key, b""))
+        return bytes(self.values.get(key, b""))
 
     def size(self, key: bytes) -> int:
-        return len(self._values.get(key, b""))
+        return len(self.values.get(key, b""))
 
     def put(self, key: bytes, value: bytes) -> None:
-        self._values[key] = value
+        self.values[key] = value
         if key in self._waiting:
-            self._arrived(key)
+            for waiter in self._waiting.pop(key):
+                waiter.missing.discard(key)
+                if not waiter.missing:
+                    self.woken.append(waiter)
 
     def append(self, key: bytes, value: bytes) -> None:
-        present = self._values.get(key)
+        present = self.values.get(key)
         if isinstance(present, bytearray):
             present += value
         elif present is not None:
-            self._values[key] = bytearray(present) + value
+            self.values[key] = bytearray(present) + value
         else:
             self.put(key, value)
 
@@ -102,10 +127,10 @@ class KeyValues(Generic[W]):
 
     def total(self, key: bytes, amount: int) -> int:
         """What adding would make of the value; nothing is changed."""
-        return sum_of(key, self._values.get(key), amount)
+        return sum_of(key, self.values.get(key), amount)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        present = self._values.get(key)
+        present = self.values.get(key)
         if present is None and expected:
             return expected
         if present is None or present == expected:
@@ -113,34 +138,30 @@ class KeyValues(Generic[W]):
         return self.get(key)
 
     def delete(self, key: bytes) -> bool:
-        return self._values.pop(key, None) is not None
+        return self.values.pop(key, None) is not None
 
     def clear(self) -> None:
-        """Drops all values and queues; who waits goes on waiting."""
-        self._values.clear()
-        self._queues.clear()
+        """Drops all values and queues; waiters go on waiting."""
+        self.values.clear()
+        self.queues.clear()
 
     # Queues -----------------------------------------------------------------------------------------------------------
 
     def push(self, key: bytes, value: bytes) -> None:
-        self._queues.setdefault(key, deque()).append(value)
+        self.queues.setdefault(key, deque()).append(value)
         self._offer(key)
 
     def pop(self, key: bytes) -> bytes | None:
-        queue = self._queues.get(key)
+        queue = self.queues.get(key)
         if queue is None:
             return None
         value = queue.popleft()
         if not queue:
-            del self._queues[key]
+            del self.queues[key]
         return value
 
     def queue_len(self, key: bytes) -> int:
-        return len(self._queues.get(key, ()))
-
-    def list_queues(self) -> list[tuple[bytes, list[bytes]]]:
-        """The queues that hold something, and what they hold."""
-        return [(key, list(queue)) for key, queue in self._queues.items()]
+        return len(self.queues.get(key, ()))
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -150,24 +171,21 @@ class KeyValues(Generic[W]):
 
     def wait_for_push(self, waiter: W, key: bytes) -> bool:
         """True if the queue holds something.  Otherwise the waiter is woken when that may have changed."""
-        return self._enlist(waiter, set() if key in self._queues else {key})
+        return self._enlist(waiter, set() if key in self.queues else {key})
 
-    def barrier(self, waiter: W, key: bytes, world_size: int) -> bool:
-        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all who wait at it."""
+    def stand_at(self, waiter: W, key: bytes) -> None:
+        """The waiter is woken when an arrival opens the barrier."""
         assert not waiter.waiting
-        if self.arrive(key, world_size):
-            return True
         waiter.gate = key
         self._gates.setdefault(key, OrderedDict())[waiter] = None
-        return False
 
     def arrive(self, key: bytes, world_size: int) -> bool:
-        """Counts one arrival of somebody who, if the barrier stays closed, waits elsewhere."""
+        """Counts one arrival.  True if that makes `world_size`, which opens the barrier for all that stand at it."""
         if self.add(key, 1) < world_size:
             return False
         for freed in self._gates.pop(key, ()):
             freed.gate = None
-            self._woken.append(freed)
+            self.woken.append(freed)
         return True
 
     def cancel(self, waiter: W) -> None:
@@ -180,9 +198,9 @@ class KeyValues(Generic[W]):
             waiter.gate = None
 
     def settle(self, waiter: W) -> None:
-        """Whoever was woken for a queue has done what it wanted, or is gone.
+        """A waiter that was woken for a queue has done what it wanted, or is gone.
 
-        An entry wakes one waiter only, because those who wait do so to pop.  If that one did something else, or died,
+        An entry wakes one waiter only, because waiters come to pop.  If that one did something else, or died,
         the entry is still there, and the next in line is woken for it.
         """
         key, waiter.promise = waiter.promise, None
@@ -199,12 +217,6 @@ class KeyValues(Generic[W]):
             self._waiting.setdefault(key, OrderedDict())[waiter] = None
         return not missing
 
-    def _arrived(self, key: bytes) -> None:
-        for waiter in self._waiting.pop(key):
-            waiter.missing.discard(key)
-            if not waiter.missing:
-                self._woken.append(waiter)
-
     def _offer(self, key: bytes) -> None:
         """Wakes a waiter for each entry of the queue that is not promised yet."""
         waiters = self._waiting.get(key)
@@ -214,22 +226,18 @@ class KeyValues(Generic[W]):
             if not waiter.missing:
                 waiter.promise = key
                 self._promised[key] = self._promised.get(key, 0) + 1
-                self._woken.append(waiter)
+                self.woken.append(waiter)
         if waiters is not None and not waiters:
             del self._waiting[key]
 
 
 def read_number(value: bytes) -> int | None:
     """The whole number of 64 bits with which a value begins, as torch's stores read it."""
-    if len(value) < _MOST_DIGITS and value.isdigit():
+    if len(value) < 19 and value.isdigit():
         return int(value)  # the usual case
     match = _NUMBER.match(value)
-    assert match is not None
-    sign, zeros, digits = match.groups()
-    if not (zeros or digits) or len(digits) > _MOST_DIGITS:
-        return None
-    number = int(sign + (digits or b"0"))
-    return number if _SMALLEST <= number <= _LARGEST else None
+    number = int(match[1] + match[2]) if match else None
+    return number if number is not None and _SMALLEST <= number <= _LARGEST else None
 
 
 def sum_of(key: bytes, present: bytes | bytearray | None, amount: int) -> int:

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "QueueEmptyError",
-    "RoundOverError",
-    "StoreConnectionError",
-    "StoreError",
-    "StoreForkError",
-    "StoreTimeoutError",
-]
-
 
 class StoreError(Exception):
     """The store refused the request, or cannot be reached any more; the message says which store and what was asked."""

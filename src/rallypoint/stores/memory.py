@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from rallypoint import forks
-from rallypoint.stores import operations
 from rallypoint.stores.base import DEFAULT_TIMEOUT
 from rallypoint.stores.errors import StoreForkError
-from rallypoint.stores.local import LocalData, LocalStore, T
-from rallypoint.stores.operations import Operation
-from rallypoint.stores.tcp.wire import Query
+from rallypoint.stores.local import LocalData, LocalStore, SharedData
 
 
-class _SharedData:
+class _MemoryData(SharedData):
     """The data that the clones of a store share."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._data = LocalData()
+        super().__init__()
         self._opened_in = forks.OpenedIn()
         self._refusal: str | None = None
         forks.release_in_children(self)
@@ -35,16 +30,11 @@ class _SharedData:
         )
 
     @contextmanager
-    def opened(self) -> Iterator[LocalData]:
-        """The data, for this thread alone; threads whose wait is over are woken afterwards."""
+    def last_read(self) -> Iterator[LocalData]:
         if self._refusal is not None:
             raise StoreForkError(self._refusal)
-        with self._lock:
-            try:
-                yield self._data
-            finally:
-                for thread in self._data.take_woken():
-                    thread.awake.set()
+        with super().last_read() as data:
+            yield data
 
 
 class MemoryStore(LocalStore):
@@ -54,24 +44,9 @@ class MemoryStore(LocalStore):
     child, every call is a `StoreForkError`.
     """
 
-    def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT, *, _shared: _SharedData | None = None) -> None:
-        self._shared = _shared or _SharedData()
+    def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT, *, _shared: _MemoryData | None = None) -> None:
+        self._shared: _MemoryData = _shared or _MemoryData()
         self.set_timeout(timeout)
 
     def clone(self) -> MemoryStore:
         return MemoryStore(self._timeout, _shared=self._shared)
-
-    def _reading(self, action: str, query: Query, *texts: bytes) -> AbstractContextManager[LocalData]:
-        return self._shared.opened()
-
-    _writing = _reading
-
-    def _last_read(self) -> AbstractContextManager[LocalData]:
-        return self._shared.opened()
-
-    def _apply(self, data: LocalData, *changes: Operation, enact: Callable[[], T] | None = None) -> T | None:
-        if enact is not None:
-            return enact()
-        for change in changes:
-            operations.apply(data, change)
-        return None

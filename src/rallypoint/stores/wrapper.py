@@ -1,13 +1,16 @@
-"""A store that passes every call on to another one."""
+"""Stores that pass every call on to another one: to a part of it, or to one that is opened when it is first used."""
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from rallypoint.stores.base import Store
+from rallypoint import forks
+from rallypoint.stores.base import Store, in_64_bits
+from rallypoint.stores.errors import StoreTimeoutError
 
 T = TypeVar("T")
 
@@ -85,3 +88,86 @@ class WrapperStore(Store):
 
     def clone(self) -> Store:
         return self._ask(lambda store: store.clone())
+
+
+class PrefixStore(WrapperStore):
+    """The keys of another store that begin with a prefix and a slash; here they are named without them.
+
+    Rounds and runs that share a server do not see each other's keys.  The time-out is that of the store below.  `num_keys` counts the keys of all of it, as torch's does; `list_keys` lists
+    only its own.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self._prefix = prefix
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store one prefix below."""
+        return self._store
+
+    def _ask(self, call: Callable[[Store], T]) -> T:
+        return call(self._store)
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def list_keys(self) -> list[str]:
+        start = self._name("")
+        return [key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start)]
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """As torch's PrefixStore does it, so that both meet at one barrier: by two keys of its own."""
+        in_64_bits(world_size)
+        here = self.add(f"{key}/num_members", 1)
+        if here >= world_size:
+            self.set(f"{key}/last_member", "1")
+        try:
+            self.wait([f"{key}/last_member"], timeout)
+        except StoreTimeoutError as exc:
+            raise StoreTimeoutError(
+                f"cannot pass the barrier {key!r} of {world_size}, at which this call was number {here}: {exc}"
+            ) from exc
+
+    def clone(self) -> PrefixStore:
+        return PrefixStore(self._prefix, self._store.clone())
+
+
+ExplainError = Callable[[Exception], Exception]
+"""Given the error of a call, returns the error to raise; it may know more than the store does."""
+
+
+class LazyStore(WrapperStore):
+    """Opens a store on the first call, once: most nodes get a round's store and never ask it anything.
+
+    An error of a call, or of opening, is raised as `explain` returns it.
+    """
+
+    def __init__(self, open_store: Callable[[], Store], explain: ExplainError = lambda error: error) -> None:
+        self._open_store = open_store
+        self._explain = explain
+        self._opened: Store | None = None
+        self._lock = threading.Lock()
+        forks.release_in_children(self)
+
+    def forked(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store itself, opened if it was not."""
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = self._open_store()
+        return self._opened
+
+    def _ask(self, call: Callable[[Store], T]) -> T:
+        try:
+            return call(self.underlying_store)
+        except Exception as error:
+            explained = self._explain(error)
+            if explained is error:
+                raise
+            raise explained from error

@@ -1,49 +1,48 @@
 """The data to which the records of a store file add up.
 
-Everything happens under the lock of the file: whoever gets it takes over what the others have written since, and a
-writer writes its record, commits it by the head, and only then changes its own copy of the data, as everybody does who
-reads the record later.  Nothing is forced to the disk: a store outlives any of its processes, not its machine.
+Everything happens under the lock of the file: a process that gets it takes over what the others have written since, and a
+writer writes its record, commits it by the head, and only then changes its own copy of the data, as every process does
+that reads the record later.  Nothing is forced to the disk: a store outlives any of its processes, not its machine.
 
-Who waits sees every record, and thus also keys that came and went between two looks; except who did not look for so
-long that the log was compacted twice (a megabyte at least each time), and begins again with what there is.
+A waiting thread sees every record, and thus also keys that came and went between two looks; except where it did not look
+for so long that the log was compacted twice (a megabyte at least each time): it then begins again with what there is.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rallypoint import forks
-from rallypoint.stores import operations
+from rallypoint.stores.data import Operation
 from rallypoint.stores.file import locks, record_format
 from rallypoint.stores.file.locked_file import REMOVED, LockedFile
 from rallypoint.stores.file.record_format import DamagedFileError, Head, StoreFileError
-from rallypoint.stores.local import LocalData, T
-from rallypoint.stores.operations import Operation
+from rallypoint.stores.local import LocalData, SharedData
 
 _log = logging.getLogger(__name__)
 
-# Who goes does not wait for long to say so: the others find out without it.
+# A user that leaves does not wait for long to say so: the others find out without it.
 _LEAVE_TIMEOUT_S = 5.0
 
 
-class AppendLog:
+class AppendLog(SharedData):
     """An open store file and its data, for all threads of a process; a forked child opens the file again by itself.
 
-    The file is removed when `world_size` users have left, clones not counted, and nobody has it open.  Raises `StoreFileError`, `OSError`, and `TimeoutError` where a lock is not to be
-    had.
+    The file is removed when `world_size` users have left, clones not counted, and no process has it open.  Raises
+    `StoreFileError`, `OSError`, and `TimeoutError` where a lock is not to be had.
     """
 
     def __init__(
         self, path: Path, world_size: int, lock_timeout_s: float, *, _run: bytes | None = None, _is_guest: bool = False
     ) -> None:
+        super().__init__()
         self._path = path
         self._world_size = world_size
         self._counted = _run is None
-        self._thread_lock = threading.Lock()
         self._closed = False
         # A child by fork is a guest of its parent's: many end without a word, and are not taken for killed.
         self._is_guest = _is_guest
@@ -58,7 +57,6 @@ class AppendLog:
 
     def _forget(self) -> None:
         self.data = LocalData()
-        # How often the data were read from their start: changes that came and went meanwhile were not seen.
         self.reloads = 0
         # The head as it was last seen, and whether the data are what it says.
         self._raw = b""
@@ -70,83 +68,52 @@ class AppendLog:
         """Says that one user goes, and lets the file go."""
         self._closed = True
         # Not for ever: a signal may have come in the middle of an operation of this very thread.
-        if not self._thread_lock.acquire(timeout=_LEAVE_TIMEOUT_S):
+        if not self.lock.acquire(timeout=_LEAVE_TIMEOUT_S):
             return
         try:
-            if (file := self._file) is None:
-                return
-            self._file = None
-            try:
-                with suppress(StoreFileError, OSError):
-                    file.lock(locks.EXCLUSIVE, _LEAVE_TIMEOUT_S)
-                    file.leave(self._world_size, self._counted)
-            finally:
-                file.close()
+            file, self._file = self._file, None
+            if file is not None:
+                try:
+                    with suppress(StoreFileError, OSError):
+                        file.lock(locks.EXCLUSIVE, _LEAVE_TIMEOUT_S)
+                        file.leave(self._world_size, self._counted)
+                finally:
+                    file.close()
         finally:
-            self._thread_lock.release()
+            self.lock.release()
 
     def forked(self) -> None:
         """In a forked child: nothing of the parent's is touched, least of all its locks."""
-        self._thread_lock = threading.Lock()
+        self.lock = threading.Lock()
         self._is_guest, self._counted = True, False
         file, self._file = self._file, None
         if file is not None:
             file.close()
         self._forget()
 
-    # Taking turns -----------------------------------------------------------------------------------------------------
-
     @contextmanager
-    def reading(self, lock_timeout_s: float) -> Iterator[LocalData]:
-        """The data as they are now, for this thread alone, while nobody writes."""
-        with self._turn(locks.SHARED, lock_timeout_s):
-            yield self.data
-
-    @contextmanager
-    def writing(self, lock_timeout_s: float) -> Iterator[LocalData]:
-        """The data as they are now, for this thread alone, while nobody else reads or writes."""
-        with self._turn(locks.EXCLUSIVE, lock_timeout_s) as file:
-            file.mend(self._raw, self._head)
-            yield self.data
-
-    @contextmanager
-    def last_read(self) -> Iterator[LocalData]:
-        """The data as they were last seen, for this thread alone."""
-        with self._thread_lock:
-            try:
-                yield self.data
-            finally:
-                self._wake()
-
-    @contextmanager
-    def _turn(self, kind: int, lock_timeout_s: float) -> Iterator[LockedFile]:
-        """The lock of the file, with everything read that is in it.  Whoever has nothing more to wait for is woken."""
-        thread_lock = self._thread_lock
+    def opened(self, lock_timeout_s: float, *, write: bool = False) -> Iterator[LocalData]:
+        thread_lock = self.lock  # a fork may replace it
         if not thread_lock.acquire(timeout=lock_timeout_s):
             raise TimeoutError(f"another thread has been using it for {lock_timeout_s:g} s")
         try:
-            file = self._opened(lock_timeout_s)
-            file.lock(kind, lock_timeout_s)
+            if self._closed:
+                raise StoreFileError("it was closed here")
+            if self._file is None:  # in a forked child
+                self._file = LockedFile(self._path, lock_timeout_s, self.incarnation, is_guest=True)
+            file = self._file
+            file.lock(locks.EXCLUSIVE if write else locks.SHARED, lock_timeout_s)
             try:
                 self._read_news(file)
-                yield file
+                if write:
+                    file.mend(self._raw, self._head)
+                yield self.data
             finally:
-                self._wake()
+                self.wake()
                 if self._file is file:  # and this is no child that was forked just now
                     file.unlock()
         finally:
             thread_lock.release()
-
-    def _opened(self, lock_timeout_s: float) -> LockedFile:
-        if self._closed:
-            raise StoreFileError("it was closed here")
-        if self._file is None:  # in a forked child
-            self._file = LockedFile(self._path, lock_timeout_s, self.incarnation, is_guest=True)
-        return self._file
-
-    def _wake(self) -> None:
-        for thread in self.data.take_woken():
-            thread.awake.set()
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -162,7 +129,7 @@ class AppendLog:
             if missed is None:
                 self.data.clear()
                 self.reloads += 1
-            self._apply(news)
+            super().write(*news)
 
     def _missed(self, file: LockedFile, head: Head) -> list[Operation] | None:
         """What was written since this process last looked; None if a part of that is gone by now."""
@@ -177,7 +144,7 @@ class AppendLog:
 
     @contextmanager
     def _replaying(self, raw: bytes, head: Head) -> Iterator[None]:
-        """Who is interrupted in the middle does not know where it was, and begins again."""
+        """A thread that is interrupted in the middle does not know where it was, and begins again."""
         self._whole = False
         yield
         self._raw, self._head = raw, head
@@ -185,32 +152,18 @@ class AppendLog:
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
-    def write(self, *changes: Operation, enact: Callable[[], T] | None = None) -> T | None:
-        """Makes changes, all or none; `enact` makes them in this process, if it is to learn more than the others.
-
-        Only for who is `writing`.
-        """
+    def write(self, *changes: Operation) -> None:
         if not changes:
-            return None
+            return
         file, head = self._file, self._head
         assert file is not None
         record = record_format.record(changes, record_format.seed(head))
         file.write_log(head, head.end, record)
         head = head._replace(commits=head.commits + 1, end=head.end + len(record))
-        raw = file.commit(head)
-        with self._replaying(raw, head):
-            result = None
-            if enact is not None:
-                result = enact()
-            else:
-                self._apply(changes)
+        with self._replaying(file.commit(head), head):
+            super().write(*changes)
         if record_format.is_long(head) and head.end >= self._compact_from:
             self._compact(file, head)
-        return result
-
-    def _apply(self, changes: Iterable[Operation]) -> None:
-        for change in changes:
-            operations.apply(self.data, change)
 
     def _compact(self, file: LockedFile, head: Head) -> None:
         fresh = record_format.next_generation(head)
@@ -218,11 +171,9 @@ class AppendLog:
         fresh = record_format.placed(fresh, len(content))
         try:
             file.write_log(head, fresh.start, content)
-            raw = file.commit(fresh)
+            with self._replaying(file.commit(fresh), fresh):
+                pass  # the data are the same
         except OSError as exc:
             # What was asked for is done; there is no room to tidy up, so the log goes on growing while it can.
             self._compact_from = head.end + (head.end - head.start)
             _log.info("the store file %s is not compacted: %s", self._path, exc.strerror)
-            return
-        with self._replaying(raw, fresh):
-            pass

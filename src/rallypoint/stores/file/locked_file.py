@@ -1,8 +1,8 @@
-"""An open store file: its bytes, its locks, and who has it open.
+"""An open store file: its bytes, its locks, and its users.
 
-Each who has it open holds a shared lock on it for as long, which the system lets go when the process ends, however it
-ends.  So whoever opens it knows whether others are there; if nobody is, and not all who came have said that they went,
-its run was killed, and the file is started anew.
+Each user holds a shared lock on it, which the system releases when the process ends, however it ends.  So a process that
+opens the file knows whether others use it; if none does, and not all that came have said that they left, its run was
+killed, and the file is started anew.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from rallypoint.stores.data import Operation
 from rallypoint.stores.file import locks, record_format
 from rallypoint.stores.file.record_format import LOG_START, DamagedFileError, Head, Opening, StoreFileError
-from rallypoint.stores.operations import Operation
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ REMOVED = "it was removed or replaced while in use; let all processes of the run
 class LockedFile:
     """A file that was opened, created or started anew.  With an `incarnation`, only the file of that very run will do.
 
-    A guest is not counted among the users: another process says for it that it came, and that it went.
-    Not for several threads at once.  All methods but `lock` and `close` are for who holds its lock.
+    A guest is not counted among the users: another process is counted for it.  For one thread at a time; all methods but
+    `lock` and `close` need the lock.
     """
 
     def __init__(
@@ -77,13 +77,11 @@ class LockedFile:
             self.commit(head._replace(commits=head.commits + 1, users=users, departures=departures))
 
     def is_named(self) -> bool:
-        """Whether who opens the path now gets the same file."""
+        """Whether the path still leads to the same file."""
         try:
             return os.path.samestat(self._path.stat(), self._identity)
         except FileNotFoundError:
             return False
-
-    # Reading ----------------------------------------------------------------------------------------------------------
 
     def read_raw(self) -> bytes:
         """The head as it stands there: where it has not changed, nothing has."""
@@ -101,16 +99,13 @@ class LockedFile:
         """The operations of a part of the log."""
         return record_format.read_log(read_at(self._file, start, end), start, seed)
 
-    # Writing ----------------------------------------------------------------------------------------------------------
-
     def mend(self, raw: bytes, head: Head) -> None:
         """Removes what a killed writer left, be it half a head or half a record behind the end."""
-        if not record_format.is_mirrored(raw):
-            copies = record_format.read_copies(raw)
-            whole = record_format.newest(copies)
-            # The first copy is the first to be written again: before that, the second must be able to stand alone.
-            if whole is not None and copies[1] != whole:
-                write_at(self._file, record_format.head_copy(whole), record_format.SECOND_COPY)
+        copies = record_format.read_copies(raw)
+        whole = record_format.newest(copies)
+        # The first copy is the first to be written again: before that, the second must be able to stand alone.
+        if whole is not None and copies[1] != whole:
+            write_at(self._file, record_format.head_copy(whole), record_format.SECOND_COPY)
         if os.fstat(self._file).st_size > head.kept_to:
             os.ftruncate(self._file, head.kept_to)
 
@@ -129,8 +124,6 @@ class LockedFile:
         write_at(self._file, raw[record_format.FIRST_COPY :], record_format.FIRST_COPY)
         return raw
 
-    # Opening ----------------------------------------------------------------------------------------------------------
-
     def _open(self, create: bool) -> int:
         try:
             return os.open(self._path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
@@ -145,7 +138,7 @@ class LockedFile:
         opening = record_format.judge(raw, os.fstat(self._file).st_size, in_use=not alone)
         head = record_format.newest(record_format.read_copies(raw))
         if incarnation is not None:
-            # Whoever was here before may come back even when all others have been killed.
+            # A process that was here before may come back even when all others have been killed.
             head = _of_run(incarnation, head)
         elif head is None:
             head = record_format.first_head(os.urandom(16))

@@ -1,13 +1,10 @@
-"""Locks on single bytes of a file, which belong to an open file and not to a process.
+"""Locks on single bytes of a file, which belong to an open file and not to a process ("open file description" locks).
 
-That is why they are "open file description" locks.  The older kind (lockf) belongs to the process: threads and second
-stores in one process would not exclude each other, and closing any descriptor of the file would drop them all.  flock
-has one lock a file, where a store file needs two.  Like lockf, and like flock in the case of Linux, they reach other
-machines through NFS, and acquiring one makes the NFS client look at the file afresh, which a lock on another file would
-not.
+The older kind (lockf) belongs to the process: second stores in one process would not exclude each other, and closing any
+descriptor of the file would drop them all.  flock has one lock a file, where a store file needs two.  Like both, these
+reach other machines through NFS, and acquiring one makes the NFS client look at the file afresh.
 
-A forked child shares its parent's open files and thus its locks: it has to close its copies, which leaves the locks to
-the parent, and open the file again.
+A forked child shares its parent's open files and thus its locks: it has to close its copies, and open the file again.
 """
 
 from __future__ import annotations
@@ -27,9 +24,8 @@ from rallypoint.waiting import Backoff, Deadline
 TURN = 1 << 62
 PRESENCE = TURN + 1
 
-# How soon a lock is tried again: nobody keeps it for longer than one operation takes.
-_FIRST_PAUSE_S = 0.00005
-_LONGEST_PAUSE_S = 0.002
+# How soon a lock is tried again, and at the latest: no process keeps it for longer than one operation takes.
+_PAUSES_S = 0.00005, 0.002
 
 _NOT_NOW = (errno.EAGAIN, errno.EACCES)
 _UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
@@ -56,13 +52,13 @@ def try_lock(file: int, byte: int, kind: int) -> bool:
 
 
 def lock(file: int, kind: int, timeout_s: float) -> None:
-    """Lock the file; tries again and again, because whoever holds the lock may have been stopped."""
+    """Lock the file; tries again and again, because the process that holds the lock may have been stopped."""
     retry_lock(lambda: try_lock(file, TURN, kind), timeout_s)
 
 
 def retry_lock(try_once: Callable[[], bool], timeout_s: float) -> None:
     """Try until the lock is had; TimeoutError says that another process keeps it."""
-    deadline, backoff = Deadline.after(timeout_s), Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    deadline, backoff = Deadline.after(timeout_s), Backoff(*_PAUSES_S)
     while not try_once():
         if not backoff.pause(deadline):
             raise TimeoutError(
@@ -71,10 +67,7 @@ def retry_lock(try_once: Callable[[], bool], timeout_s: float) -> None:
 
 
 def probe(file: int, path: Path) -> None:
-    """A second look at a file must find the turn taken; where it does not, locks are a promise only.
-
-    That a lock reaches other machines cannot be seen from one of them.
-    """
+    """See that a lock that is held cannot be had again; whether it reaches other machines cannot be seen from one."""
     try:
         second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -95,11 +88,7 @@ def unlock(file: int, byte: int) -> None:
 
 
 def _set_lock(file: int, byte: int, kind: int) -> None:
-    command = getattr(fcntl, "F_OFD_SETLK", None)
-    if command is None:
+    if (command := getattr(fcntl, "F_OFD_SETLK", None)) is None:
         raise OSError(errno.ENOSYS, "this system has no locks that belong to an open file")
-    if sys.platform == "linux":
-        order = _LINUX.pack(kind, 0, byte, 1, 0)
-    else:
-        order = _BSD.pack(byte, 1, 0, kind, 0)
-    fcntl.fcntl(file, command, order)
+    is_linux = sys.platform == "linux"
+    fcntl.fcntl(file, command, _LINUX.pack(kind, 0, byte, 1, 0) if is_linux else _BSD.pack(byte, 1, 0, kind, 0))

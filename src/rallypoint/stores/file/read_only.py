@@ -1,7 +1,6 @@
-"""The keys of a store file for whoever only looks: nothing is written, and nobody counts as a user of the file.
+"""The keys of a store file, without writing to it: to open a store would start it anew where no process uses it any more.
 
-A store that is opened writes: ours starts a file anew that nobody uses any more, and torch's counts who has it open.
-Whoever looks wants to see what the last run left.  torch's file is a log of keys and values, each with its length before it.
+torch's file is a log of keys and values, each with its length before it.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import fcntl
 import os
 import stat
 import struct
+from contextlib import suppress
 
-from rallypoint.stores import operations
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.file import locks, record_format
@@ -69,16 +68,15 @@ def _ours(file: int) -> dict[bytes, bytes]:
     assert head is not None, "a file without a whole head is to be created, or refused"
     data = KeyValues[Waiter]()
     for operation in record_format.read_log(read_at(file, head.start, head.end), head.start, record_format.seed(head)):
-        operations.apply(data, operation)
-    return {key: data.get(key) for key in data.list_keys()}
+        data.apply(operation)
+    return {key: data.get(key) for key in data.values}
 
 
 def _try_lock_as_torch(file: int) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _torchs(log: bytes) -> dict[bytes, bytes]:

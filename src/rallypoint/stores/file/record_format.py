@@ -1,12 +1,12 @@
 """The bytes of a store file, sans-IO: a head that says what is committed, and a log of records.
 
-The head is written after the record that it commits, and twice: whoever is killed while writing it leaves one whole copy
-behind.  Nobody reads beyond the end that the head names, so what a killed writer left there is never seen; before that
-end every byte is covered by a checksum, so that damage is noticed and not taken for an end.
+The head is written after the record that it commits, and twice: a writer that is killed leaves one whole copy behind.
+Beyond the end that the head names nothing is read; before that end every byte is covered by a checksum, so that damage
+is noticed and not taken for an end.
 
 Compaction writes the present data as a new generation of the log, in front of the old one if there is room and behind
-it otherwise, and commits that by the head alone.  The old log stays until it is overwritten, so that who was about to
-read its last records can do so: their checksums tell whether they are still there.
+it otherwise, and commits that by the head alone.  The old log stays until it is overwritten, so that a process can still
+read its last records: their checksums tell whether they are there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from rallypoint.stores.data import KeyValues, W
-from rallypoint.stores.operations import Operation, Verb
+from rallypoint.stores.data import KeyValues, Operation, Verb, W
 
 _ANY_FORMAT = b"rallypoint store file, format "
 MAGIC = _ANY_FORMAT + b"1\n"
@@ -59,13 +58,13 @@ class Head(NamedTuple):
     resume: int
     end: int
     previous_end: int
-    # Those who have opened the file and have not said that they go; and how many have said so.
+    # How many have opened the file and have not said that they leave; and how many have said so.
     users: int
     departures: int
 
     @property
     def kept_to(self) -> int:
-        """Beyond this there is nothing that anybody may want to read."""
+        """Beyond this there is nothing that a process may want to read."""
         return max(self.end, self.previous_end)
 
 
@@ -90,11 +89,6 @@ def read_copies(raw: bytes) -> tuple[Head | None, Head | None]:
     return _read_copy(raw, FIRST_COPY), _read_copy(raw, SECOND_COPY)
 
 
-def is_mirrored(raw: bytes) -> bool:
-    """Whether the copies are the same, as they are unless a writer was killed."""
-    return raw[FIRST_COPY:SECOND_COPY] == raw[SECOND_COPY : SECOND_COPY + _COPY_SIZE]
-
-
 def newest(copies: tuple[Head | None, Head | None]) -> Head | None:
     """The copy that counts."""
     return max((copy for copy in copies if copy is not None), key=lambda copy: copy.commits, default=None)
@@ -111,7 +105,7 @@ class Opening(Enum):
     """What becomes of a file that is opened."""
 
     CREATE = "there is nothing in it yet"
-    JOIN = "others use it, or those who did have all said that they went"
+    JOIN = "others use it, or all that did have said that they left"
     START_ANEW = "nobody uses it any more, and not all have said so: its run was killed"
 
 
@@ -191,26 +185,16 @@ def is_long(head: Head) -> bool:
 
 def snapshot(data: KeyValues[W], seed: int) -> bytes:
     """All data as a log, in records of moderate size."""
+    contents = [Operation(Verb.PUT, key, data.get(key)) for key in data.values]
+    contents += [Operation(Verb.PUSH, key, entry) for key, entries in data.queues.items() for entry in entries]
     records: list[bytes] = []
-    batch: list[Operation] = []
-    size = 0
-    for operation in _contents(data):
-        batch.append(operation)
-        size += len(operation.key) + len(operation.value)
-        if size > _SNAPSHOT_RECORD:
-            records.append(record(batch, seed))
-            batch, size = [], 0
-    if batch:
-        records.append(record(batch, seed))
+    begin = size = 0
+    for at, (_, key, value) in enumerate(contents, 1):
+        size += len(key) + len(value)
+        if size > _SNAPSHOT_RECORD or at == len(contents):
+            records.append(record(contents[begin:at], seed))
+            begin, size = at, 0
     return b"".join(records)
-
-
-def _contents(data: KeyValues[W]) -> Iterator[Operation]:
-    for key in data.list_keys():
-        yield Operation(Verb.PUT, key, data.get(key))
-    for key, entries in data.list_queues():
-        for entry in entries:
-            yield Operation(Verb.PUSH, key, entry)
 
 
 def next_generation(head: Head) -> Head:

@@ -4,9 +4,9 @@ Waiting means looking again, at first after a millisecond and later every 50: a 
 
 What differs from torch's FileStore, and why:
 
-- A run that starts again on the path of one that was killed finds an empty store, where torch's finds the old keys.  Who
-  has the file open holds a lock on it; whoever opens it when nobody does, and not all who did have closed it, starts it
-  anew.  As long as one process of the killed run lives, the file is in use, and its keys are there.
+- A run that starts again on the path of one that was killed finds an empty store, where torch's finds the old keys.  A
+  process that has the file open holds a lock on it; one that opens it when none does, and not all that did have closed
+  it, starts it anew.  As long as one process of the killed run lives, the file is in use, and its keys are there.
 - A file that all have closed keeps its keys, as torch's does: processes of one run may come one after the other.  With a
   `world_size` the last one removes it, once as many have been there, clones not counted.  So a run that ended well
   without a `world_size` is seen by the next one on that path: remove the file in between.
@@ -23,20 +23,18 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 
 from rallypoint.stores.base import DEFAULT_TIMEOUT, in_64_bits
 from rallypoint.stores.errors import StoreError, StoreTimeoutError
 from rallypoint.stores.file.append_log import AppendLog
 from rallypoint.stores.file.locked_file import REMOVED
 from rallypoint.stores.file.record_format import StoreFileError
-from rallypoint.stores.local import LocalData, LocalStore, T
-from rallypoint.stores.operations import Operation
+from rallypoint.stores.local import LocalData, LocalStore
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query, StoreLimits
 from rallypoint.waiting import in_seconds
@@ -44,13 +42,14 @@ from rallypoint.waiting import in_seconds
 _LOCK_TIMEOUT_S = 30.0
 """A process keeps the lock for one operation; a caller that does not get it for so long is told that something is wrong."""
 
+_NOT_ALLOWED = "this user may not read and write it, or may not create it in its folder"
 _UNCHANGED = "nothing was changed, and what was in it is still there"
 _WORDS = {
     errno.ENOENT: "its folder does not exist; make it first",
     errno.EISDIR: "it is a folder; give the path of a file",
     errno.ENOTDIR: "a part of its path is no folder",
-    errno.EACCES: "this user may not read and write it, or may not create it in its folder",
-    errno.EPERM: "this user may not read and write it, or may not create it in its folder",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
     errno.EROFS: "its file system is read-only; give a path on another one",
     errno.ENOSPC: f"its disk is full; {_UNCHANGED}",
     errno.EDQUOT: f"the quota of the disk is used up; {_UNCHANGED}",
@@ -62,13 +61,14 @@ _WORDS = {
 class FileStore(LocalStore):
     """A store in a file; the arguments are those of torch's FileStore.
 
-    The file is created if need be, and removed when as many as `world_size` have opened and closed it and nobody has it
-    open; it stays if `world_size` is negative.  A store is closed by `close()`, or when it is forgotten.
+    The file is created if need be, and removed when as many as `world_size` have opened and closed it and no process has
+    it open; it stays if `world_size` is negative.  A store is closed by `close()`, or when it is forgotten.
 
     Threads may share a store; none of them waits for another's wait.  A forked child may go on using it.
     """
 
-    # A file tells nobody that it has changed.
+    _shared: AppendLog
+
     _first_look_s = 0.001
     _longest_look_s = 0.05
 
@@ -81,39 +81,33 @@ class FileStore(LocalStore):
         limits: StoreLimits | None = None,
         _clone_of: AppendLog | None = None,
     ) -> None:
-        self._path = os.fspath(path)
-        self._where = f" in the store file {self._path}"
+        self.path = os.fspath(path)
+        self._where = f" in the store file {self.path}"
         self._world_size = in_64_bits(world_size)
-        limits = limits or StoreLimits()
+        self._given_limits = limits = limits or StoreLimits()
         # A TCP server counts the slash that its clients put before every key.
         self._limits = replace(limits, key_bytes=limits.key_bytes - 1)
         self._longest_value = limits.unread_bytes // 2  # as a TCP server has it
         self.set_timeout(timeout)
-        with self._in_words(f"open the store file {self._path}"):
+        with _in_words(f"open the store file {self.path}"):
             if _clone_of is not None:
-                self._log = _clone_of.clone(self._lock_timeout_s())
+                self._shared = _clone_of.clone(self._lock_timeout_s())
             else:
                 # The real path, because a working directory may change and a link may be replaced.
-                self._log = AppendLog(Path(self._path).resolve(), world_size, self._lock_timeout_s())
-        self._finalizer = weakref.finalize(self, self._log.close)
-
-    @property
-    def path(self) -> str:
-        return self._path
+                self._shared = AppendLog(Path(self.path).resolve(), world_size, self._lock_timeout_s())
+        self._finalizer = weakref.finalize(self, self._shared.close)
 
     def __repr__(self) -> str:
-        return f"FileStore({self._path!r}, {self._world_size})"
+        return f"FileStore({self.path!r}, {self._world_size})"
 
     def __enter__(self) -> FileStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Says that this user goes, and lets the file go.  Who is waiting gets a `StoreError`."""
+        """Says that this user goes, and lets the file go.  A call that is waiting gets a `StoreError`."""
         self._finalizer()
 
     def delete_key(self, key: str) -> bool:
@@ -123,51 +117,29 @@ class FileStore(LocalStore):
 
     def clone(self) -> FileStore:
         return FileStore(
-            self._path,
-            self._world_size,
-            timeout=self._timeout,
-            limits=replace(self._limits, key_bytes=self._limits.key_bytes + 1),
-            _clone_of=self._log,
+            self.path, self._world_size, timeout=self._timeout, limits=self._given_limits, _clone_of=self._shared
         )
 
-    # Reading and writing ----------------------------------------------------------------------------------------------
-
     @contextmanager
-    def _reading(self, action: str, query: Query, *texts: bytes) -> Iterator[LocalData]:
-        self._refuse_if_too_large(action, query, texts)
-        with self._in_words(f"{action}{self._where}"), self._log.reading(self._lock_timeout_s()) as data:
-            yield data
-
-    @contextmanager
-    def _writing(self, action: str, query: Query, *texts: bytes) -> Iterator[LocalData]:
-        self._refuse_if_too_large(action, query, texts)
-        with self._in_words(f"{action}{self._where}"), self._log.writing(self._lock_timeout_s()) as data:
-            yield data
-
-    def _last_read(self) -> AbstractContextManager[LocalData]:
-        return self._log.last_read()
-
-    def _apply(self, data: LocalData, *operations: Operation, enact: Callable[[], T] | None = None) -> T | None:
-        return self._log.write(*operations, enact=enact)
-
-    def _reload_count(self) -> int:
-        return self._log.reloads
-
-    def _refuse_if_too_large(self, action: str, query: Query, texts: Sequence[bytes]) -> None:
+    def _open(self, action: str, query: Query, *texts: bytes, write: bool = False) -> Iterator[LocalData]:
+        action += self._where
         if why := wire.why_too_large(query, texts, self._limits):
-            raise StoreError(f"cannot {action}{self._where}: {why}")
-
-    @contextmanager
-    def _in_words(self, action: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreFileError as exc:
-            raise StoreError(f"cannot {action}: {exc}") from exc
-        except TimeoutError as exc:
-            raise StoreTimeoutError(f"cannot {action}: {exc}") from exc
-        except OSError as exc:
-            why = _WORDS.get(exc.errno or 0, exc.strerror or str(exc))
-            raise StoreError(f"cannot {action}: {why}") from exc
+            raise StoreError(f"cannot {action}: {why}")
+        with _in_words(action), self._shared.opened(self._lock_timeout_s(), write=write) as data:
+            yield data
 
     def _lock_timeout_s(self) -> float:
         return max(in_seconds(self._timeout), _LOCK_TIMEOUT_S)
+
+
+@contextmanager
+def _in_words(action: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreFileError as exc:
+        raise StoreError(f"cannot {action}: {exc}") from exc
+    except TimeoutError as exc:
+        raise StoreTimeoutError(f"cannot {action}: {exc}") from exc
+    except OSError as exc:
+        why = _WORDS.get(exc.errno or 0, exc.strerror or str(exc))
+        raise StoreError(f"cannot {action}: {why}") from exc

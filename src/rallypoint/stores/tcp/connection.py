@@ -1,73 +1,159 @@
-"""A client's connection to a store server: one request and its answer at a time.  Not for several threads at once."""
+"""A client's connection to a store server: one request and its answer at a time, and none after a failure or a fork."""
 
 from __future__ import annotations
 
 import os
 import socket
 import struct
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
+from rallypoint import forks
+from rallypoint.stores.base import name_some
+from rallypoint.stores.errors import StoreConnectionError, StoreForkError, StoreTimeoutError
 from rallypoint.stores.tcp import replies, wire
 from rallypoint.stores.tcp.replies import Reader, T
 from rallypoint.stores.tcp.wire import ProtocolError, Query
 from rallypoint.waiting import Backoff, Deadline
 
 _FIRST_PAUSE_S = 0.01
-_LONGEST_PAUSE_S = 1.0
 _SHORT, _CHUNK = 1 << 9, 1 << 20
 
 # The C structure timeval: whole seconds and microseconds.
 _TIMEVAL = struct.Struct("ll")
 
+Asked = tuple[str, ...]
+"""What a caller wants, for messages: a verb and the keys."""
+
 
 class StoreConnection:
-    """A connected socket that knows when it may no longer be used: after any error that it raises.
+    """A connected socket that the threads of a process share.
 
-    It raises `TimeoutError`, `ConnectionError` and other kinds of `OSError`, and `ProtocolError`.
+    It ends with the first failure: after that it is unknown whose answer comes next.
     """
 
-    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, place: str) -> None:
         self._sock = sock
+        self._place = place
         self._buffer = b""
         self._timeout_s = 0.0
+        self._lock = threading.Lock()
+        self._ended: str | None = None
+        self._is_parents = False
+        self._opened_in = forks.OpenedIn()
         # Python's own time-outs ask the system before each step whether it would block; the system's do not.
         sock.setblocking(True)
+        forks.release_in_children(self)
+
+    def ask(self, asked: Asked, request: bytes, reader: Reader[T], answer_timeout_s: float) -> T:
+        """One request and its answer.  Other threads, and the server, are waited for as long as `answer_timeout_s`."""
+        self._begin(asked, answer_timeout_s)
+        began = time.monotonic()
+        try:
+            return self.say(request, reader, answer_timeout_s)
+        except BaseException as exc:
+            self._fail(asked, exc, time.monotonic() - began)
+            raise
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def exchange(self, asked: Asked, answer_timeout_s: float) -> Iterator[None]:
+        """A context in which this thread has the connection for itself, to `say` several requests."""
+        self._begin(asked, answer_timeout_s)
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as exc:
+            self._fail(asked, exc, time.monotonic() - began)
+            raise
+        finally:
+            self._lock.release()
+
+    def say(self, request: bytes, reader: Reader[T], timeout_s: float) -> T:
+        """Send a request and read its answer; the time-out holds for each time that nothing moves."""
+        if timeout_s != self._timeout_s:
+            self._set_timeout(timeout_s)
+        try:
+            self._sock.sendall(request)
+        except BlockingIOError as exc:
+            raise TimeoutError("it does not take what it is sent") from exc
+        return reader(self._take)
+
+    def say_and_wait(self, request: bytes, timeout_s: float, answer_timeout_s: float) -> bool:
+        """Send a request whose answer may take its time; False if the wait had to be cancelled.
+
+        A server that does not answer to that either, for as long as `answer_timeout_s`, is a `TimeoutError`.
+        """
+        self.say(request, replies.read_nothing, answer_timeout_s)
         self._set_timeout(timeout_s)
+        try:
+            done = replies.read_flag(self._take)
+        except TimeoutError:
+            if not self.say(wire.request(Query.CANCEL_WAIT), replies.read_flag, answer_timeout_s):
+                return False
+            # It was done in the same moment: that answer comes first, the other behind it.
+            done = not replies.read_flag(self._take)
+        if not done:
+            raise ProtocolError("it mixed up the answers to waiting and to not waiting any more")
+        return True
+
+    def end(self, why: str) -> str:
+        """The connection is of no use any more; returns why, which is the first reason that was given."""
+        self._ended = self._ended or why
+        self.close()
+        return self._ended
 
     def close(self) -> None:
-        """Also from another thread: whoever is reading then fails."""
+        """Also from another thread: a call that is reading then fails."""
         with suppress(OSError):  # it may not be connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def let_go(self) -> None:
+    def forked(self) -> None:
         """In a forked child: close this copy of the socket, and leave the connection to the parent."""
+        self._is_parents = True
+        self._ended = self._opened_in.refusal(
+            "this store",
+            "the two would read each other's answers",
+            "take a clone() in the child, or open a store there",
+        )
         self._sock.close()
 
-    def ask(self, request: bytes, reader: Reader[T], timeout_s: float) -> T:
-        """Sends and reads the answer; the time-out holds for each time that nothing moves."""
-        if timeout_s != self._timeout_s:
-            self._set_timeout(timeout_s)
-        self._send(request)
-        return reader(self._take)
+    def what(self, asked: Asked) -> str:
+        """What was asked, and where."""
+        verb, *keys = asked
+        return f"{verb} {name_some(keys)} at {self._place}" if keys else f"{verb} at {self._place}"
 
-    def ask_to_wait(self, request: bytes, timeout_s: float, answer_timeout_s: float) -> bool:
-        """Sends a request whose answer may take its time; False if the wait had to be cancelled.
+    def _begin(self, asked: Asked, answer_timeout_s: float) -> None:
+        # In a child, a thread that only the parent has may hold the lock for ever.
+        if not self._lock.acquire(False) and not self._is_parents and not self._lock.acquire(timeout=answer_timeout_s):
+            raise StoreTimeoutError(
+                f"cannot {self.what(asked)}: another thread has been waiting on this connection for "
+                f"{answer_timeout_s:.3g} s; give it a clone() of the store"
+            )
+        if self._ended is None:
+            return
+        if self._is_parents:
+            raise StoreForkError(f"cannot {self.what(asked)}: {self._ended}")
+        self._lock.release()
+        raise StoreConnectionError(f"cannot {self.what(asked)}: the connection is no more, because {self._ended}")
 
-        A server that does not answer to that either, for as long as `answer_timeout_s`, is a `TimeoutError`.
-        """
-        self._set_timeout(answer_timeout_s)
-        self._send(request)
-        self._set_timeout(timeout_s)
-        try:
-            return self._stop_waiting(replies.read_flag(self._take))
-        except TimeoutError:
-            pass
-        if self.ask(wire.request(Query.CANCEL_WAIT), replies.read_flag, answer_timeout_s):
-            # It was done in the same moment: that answer comes first, the other behind it.
-            self._stop_waiting(not replies.read_flag(self._take))
-            return True
-        return False
+    def _fail(self, asked: Asked, error: BaseException, elapsed_s: float) -> None:
+        """Whatever went wrong ends the connection, and is said in words."""
+        match error:
+            case TimeoutError():
+                why = self.end(f"the server did not answer for {elapsed_s:.3g} s")
+                raise StoreTimeoutError(f"cannot {self.what(asked)}: {why}") from error
+            case OSError() | ProtocolError():
+                why = self.end(str(error))
+                if asked[0] == "add to":
+                    why += " (a server does that when value or sum is not a number of 64 bits)"
+                raise StoreConnectionError(f"cannot {self.what(asked)}: {why}") from error
+            case _:
+                self.end(f"a call was interrupted: {self.what(asked)}")
 
     def _set_timeout(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -75,17 +161,6 @@ class StoreConnection:
         timeval = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-
-    def _send(self, request: bytes) -> None:
-        try:
-            self._sock.sendall(request)
-        except BlockingIOError as exc:
-            raise TimeoutError("it does not take what it is sent") from exc
-
-    def _stop_waiting(self, expected: bool) -> bool:
-        if not expected:
-            raise ProtocolError("it mixed up the answers to waiting and to not waiting any more")
-        return True
 
     def _take(self, size: int) -> bytes:
         buffer = self._buffer
@@ -113,33 +188,56 @@ class StoreConnection:
 
 
 def connect(host: str, port: int, timeout_s: float) -> StoreConnection:
-    """Connects as soon as a server answers; it may start later than its clients.
+    """Connect as soon as a server answers; it may start later than its clients.
 
-    Raises `TimeoutError` from the last failure, or `ProtocolError` if what listens there is no store server.
+    Raises `StoreTimeoutError`, or `StoreConnectionError` if what listens there is no store server.
     """
-    deadline, backoff = Deadline.after(timeout_s), Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    place = f"{host}, port {port}"
+    try:
+        return keep_trying(lambda left_s: _connect_once(host, port, left_s, place), timeout_s, 1.0)
+    except TimeoutError as exc:
+        raise StoreTimeoutError(f"no store server answered at {place} within {timeout_s:g} s: {exc}") from exc
+    except ProtocolError as exc:
+        raise StoreConnectionError(f"cannot use the server at {place}: {exc}") from exc
+
+
+def keep_trying(attempt: Callable[[float], T], timeout_s: float, longest_pause_s: float) -> T:
+    """The result of the first attempt that does not fail; each is told the time that is left.  TimeoutError at the end."""
+    deadline, backoff = Deadline.after(timeout_s), Backoff(_FIRST_PAUSE_S, longest_pause_s)
     while True:
         try:
-            return _connect_once(host, port, max(deadline.left_s(), 1e-3))
-        except UnicodeError as exc:  # noqa: PERF203  # trying again is the point
-            raise ProtocolError("it is no host name") from exc
-        except OSError as exc:
+            return attempt(max(deadline.left_s(), 1e-3))
+        except (OSError, UnicodeError) as exc:  # noqa: PERF203  # trying again is the point
             if not backoff.pause(deadline):
-                raise TimeoutError(str(exc)) from exc
+                raise TimeoutError(str(exc) or type(exc).__name__) from exc
 
 
-def _connect_once(host: str, port: int, timeout_s: float) -> StoreConnection:
+def dial(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connected socket."""
     sock = socket.create_connection((host, port), timeout_s)
-    connection = StoreConnection(sock, timeout_s)
+    if sock.getsockname() == sock.getpeername():
+        sock.close()
+        # The system happened to choose that very port for our end.
+        raise ConnectionRefusedError("nobody listens there")
+    return sock
+
+
+def hello(nonce: int) -> bytes:
+    """What a client sends first: its introduction and a ping, which a store server answers with the nonce."""
+    return wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=nonce)
+
+
+def _connect_once(host: str, port: int, timeout_s: float, place: str) -> StoreConnection:
     try:
-        if sock.getsockname() == sock.getpeername():
-            # Nobody listens there; the system happened to choose that very port for our end.
-            raise ConnectionRefusedError("nobody listens there")
+        sock = dial(host, port, timeout_s)
+    except UnicodeError as exc:
+        raise ProtocolError("it is no host name") from exc
+    connection = StoreConnection(sock, place)
+    try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         nonce = os.getpid() & 0xFFFFFFFF
-        hello = wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=nonce)
-        if connection.ask(hello, replies.read_nonce, timeout_s) != nonce:
+        if connection.say(hello(nonce), replies.read_nonce, timeout_s) != nonce:
             raise ProtocolError("it is no store server: it answered something else to a ping")
     except BaseException:
         connection.close()

@@ -1,26 +1,59 @@
-"""A store server on a socket: in a thread of its own, or on an event loop of the caller's.
+"""A store server on a socket, in a thread of its own: in each step, whatever is ready is read, answered and sent.
 
-The format has no authentication: whoever reaches the port can read and write every key.  So it listens on the address
+Between readiness and answer there is nothing but this: callbacks of asyncio, one for each event, would cost more than
+the answers.
+
+The format has no authentication: a client that reaches the port can read and write every key.  So it listens on the address
 that it was given, and on no other.
 """
 
 from __future__ import annotations
 
+import logging
+import select
 import socket
+import sys
 import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from rallypoint import forks, net
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.tcp.server_core import StoreServerCore
+from rallypoint.stores.tcp.server_core import STOP_WAITING, StoreServerCore, StoreSession
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from rallypoint.stores.tcp.listener import Listener
-
+# More would be taken from the system, and given back, each time.
+_RECEIVED_AT_ONCE = 1 << 16
+# How many connections are accepted at once, and for how long none is when the system has no room.
+_ACCEPTED_AT_ONCE = 256
+_PAUSE_S = 0.5
 _STOP_TIMEOUT_S = 10.0
+
+_READABLE, _WRITABLE = select.POLLIN, select.POLLOUT
+
+_log = logging.getLogger("rallypoint.stores")
+
+
+class PollReadiness:
+    """Which of many sockets are ready, for systems without epoll."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.register, self.modify, self.unregister = self._poll.register, self._poll.modify, self._poll.unregister
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
+        """The file descriptors that are ready, and for what."""
+        return self._poll.poll(None if timeout_s is None else 1000 * timeout_s)
+
+    def close(self) -> None:
+        """Nothing to close: the system keeps nothing of it."""
+
+
+if sys.platform == "linux":
+    Readiness = select.epoll
+else:
+    Readiness = PollReadiness
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -39,19 +72,19 @@ def listen(host: str, port: int = 0) -> socket.socket:
 class StoreServer:
     """Serves a core on a listening socket, which it owns from then on.
 
-    Start it once, in one of three ways: `start_in_thread(sock)`, which answers fastest, `await start(sock)` on the running
-    event loop, or `start_on(loop, sock)` from any other thread.  The socket may have been bound, and its port published,
-    long before.  It serves in the process that started it: a forked child has nothing of it, and cannot stop it.
+    Start it once.  The socket may have been bound, and its port published, long before.  It serves in the process that
+    started it: a forked child has nothing of it, and cannot stop it.
     """
 
     def __init__(self, core: StoreServerCore | None = None) -> None:
         self.core = core or StoreServerCore()
-        self._listener: Listener | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._due: asyncio.TimerHandle | None = None
-        self._thread: threading.Thread | None = None
-        self._alarm: socket.socket | None = None
+        self._sock: socket.socket | None = None
         self._address: tuple[str, int] | None = None
+        self._connections: dict[StoreSession, _AcceptedConnection] = {}
+        self.broken: list[tuple[_AcceptedConnection, OSError]] = []
+        self._paused_until: float | None = None
+        self._when_ready: dict[int, Callable[[int], object]] = {}
+        # May be set in the middle of a step: a store that hosts this server may be collected in the server's own thread.
         self._stopped = False
 
     @property
@@ -63,61 +96,38 @@ class StoreServer:
     def port(self) -> int:
         return self._bound()[1]
 
-    async def start(self, sock: socket.socket) -> None:
-        """Serves on the running event loop; returns as soon as it does."""
-        import asyncio
-
-        listener = self._open(sock)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(listener, self._turn)
-
-    def start_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """Serves on an event loop that runs in another thread.
-
-        It returns at once: connections queue up on the socket until the loop gets to it.
-        """
-        if _running_loop() is loop:
-            raise StoreError("this is the event loop's own thread: await start() instead")
-        listener = self._open(sock)
-        self._loop = loop
-
-        def begin() -> None:
-            if not self._stopped:
-                loop.add_reader(listener, self._turn)
-
-        try:
-            loop.call_soon_threadsafe(begin)
-        except RuntimeError:  # the loop was closed
-            self._stopped = True
-            listener.close()
-            raise
+    def _bound(self) -> tuple[str, int]:
+        if self._address is None:
+            raise StoreError("this store server has not been started")
+        return self._address
 
     def start_in_thread(self, sock: socket.socket) -> None:
         """Serves in a thread of its own, which ends with `stop` or with the process."""
-        listener = self._open(sock)
-        self._alarm, ring = socket.socketpair()
-        listener.watch(ring, lambda _: ring.recv(1))
-        self._thread = threading.Thread(target=self._run, args=(listener, ring), name="rallypoint-store", daemon=True)
+        if self._sock is not None:
+            raise StoreError("this store server was started before; make another")
+        self._address = sock.getsockname()[:2]
+        sock.setblocking(False)
+        self._sock = sock
+        self.readiness = Readiness()
+        self.watch(sock, self._accept)
+        self._alarm, self._ring = socket.socketpair()
+        self.watch(self._ring, lambda _: self._ring.recv(1))
+        forks.release_in_children(self)
+        # The thread holds the server: one that nothing else holds goes on, and its alarm does not go off.
+        self._thread = threading.Thread(target=self._run, args=(sock,), name="rallypoint-store", daemon=True)
         try:
             self._thread.start()
         except BaseException:
             self._stopped = True
-            listener.close()
-            ring.close()
+            self._close(sock)
             self._alarm.close()
             raise
 
     def stop(self) -> None:
-        """Closes the socket and all connections, from any thread; who waits is told by the end of its connection."""
-        if self._listener is None or self._stopped:
+        """Closes the socket and all connections, from any thread; a client that waits sees the end of its connection."""
+        if self._sock is None or self._stopped:
             return
         self._stopped = True
-        if self._loop is not None:
-            self._stop_on(self._loop)
-            return
-        assert self._thread is not None
-        assert self._alarm is not None
-        self._listener.is_over = True
         with self._alarm:
             with suppress(BrokenPipeError):  # it has noticed by itself, between two turns
                 self._alarm.send(b"!")
@@ -125,69 +135,183 @@ class StoreServer:
                 self._thread.join(_STOP_TIMEOUT_S)
 
     def forked(self) -> None:
-        """In a forked child: the server is the parent's, and ends with the parent."""
+        """In a forked child: close the copies of all sockets.  What the system watches is the parent's, and stays."""
         self._stopped = True
-        if self._listener is not None:
-            self._listener.let_go()
-        if self._alarm is not None:
-            self._alarm.close()
+        assert self._sock is not None
+        for sock in (self._sock, self._alarm, self._ring, *(each.sock for each in self._connections.values())):
+            sock.close()
+        self.readiness.close()
 
-    def _run(self, listener: Listener, ring: socket.socket) -> None:
-        """On the thread, which holds the server: one that nobody else holds goes on, and its alarm does not go off."""
-        with ring:
-            listener.run()
+    def _run(self, sock: socket.socket) -> None:
+        try:
+            while not self._stopped:
+                self._step(sock)
+        finally:
+            self._close(sock)
 
-    def _stop_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        if _running_loop() is loop or not loop.is_running():
-            self._close()
+    def _step(self, sock: socket.socket) -> None:
+        """Serves the sockets that are ready, or waits until one is."""
+        wait_s: float | None = None
+        if self._paused_until is not None and (wait_s := self._paused_until - time.monotonic()) <= 0:
+            self._paused_until = wait_s = None
+            self.watch(sock, self._accept)
+        for fd, events in self.readiness.poll(wait_s):
+            handle = self._when_ready.get(fd)  # it may have been closed in this very step
+            if handle is not None:
+                handle(events)
+        while self.broken:
+            connection, error = self.broken.pop()
+            connection.end(error)
+
+    def _close(self, sock: socket.socket) -> None:
+        sock.close()
+        for connection in list(self._connections.values()):
+            connection.end()
+        self.readiness.close()
+        self._ring.close()
+
+    def _accept(self, _: int) -> None:
+        assert self._sock is not None
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                # Mostly the system has no room for another: the connections that there are go on, and the others wait.
+                _log.warning("The store cannot accept a connection, and tries again in %s s: %s.", _PAUSE_S, exc)
+                self.forget(self._sock)
+                self._paused_until = time.monotonic() + _PAUSE_S
+                return
+            sock.setblocking(False)
+            session = self.core.connect(f"{address[0]}:{address[1]}")
+            self._connections[session] = _AcceptedConnection(self, sock, session)
+
+    # For the connections ----------------------------------------------------------------------------------------------
+
+    def watch(self, sock: socket.socket, handle: Callable[[int], object]) -> None:
+        """From now on, let this handle whatever comes in on the socket."""
+        fd = sock.fileno()
+        self.readiness.register(fd, _READABLE)
+        self._when_ready[fd] = handle
+
+    def forget(self, sock: socket.socket) -> None:
+        """The socket is not watched any more."""
+        fd = sock.fileno()
+        self.readiness.unregister(fd)
+        del self._when_ready[fd]
+
+    def wake(self, sessions: Sequence[StoreSession]) -> None:
+        """They have nothing more to wait for."""
+        for session in sessions:
+            connection = self._connections.get(session)
+            if connection is not None:
+                connection.send(STOP_WAITING)
+
+    def lost(self, session: StoreSession, error: OSError | None) -> None:
+        """A connection has ended."""
+        del self._connections[session]
+        if session.refusal is None and (query := session.reader.unfinished) is not None:
+            _log.info("%s left in the middle of a %s request: %s.", session.name, query.name.lower(), error or "end")
+        self.wake(self.core.disconnect(session))
+
+
+class _AcceptedConnection:
+    __slots__ = ("_ends", "_receive", "_server", "_session", "_unsent", "_unsent_bytes", "is_open", "sock")
+
+    def __init__(self, server: StoreServer, sock: socket.socket, session: StoreSession) -> None:
+        self._server = server
+        self.sock = sock
+        self._receive = sock.recv
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent_bytes = 0
+        self._session = session
+        self._ends = False
+        self.is_open = True
+        server.watch(sock, self._ready)
+
+    def send(self, data: bytes) -> None:
+        """Sends now what the socket takes, and the rest when it takes more."""
+        sent = 0 if self._unsent else self._send_some(data)
+        if sent < len(data):
+            is_first = not self._unsent
+            self._unsent.append(memoryview(data)[sent:])
+            self._unsent_bytes += len(data) - sent
+            if is_first:
+                self._await()
+
+    def end(self, error: OSError | None = None) -> None:
+        """Closes the connection, once."""
+        if not self.is_open:
             return
-        done = threading.Event()
+        self.is_open = False
+        self._server.forget(self.sock)
+        self._unsent.clear()
+        self.sock.close()
+        self._server.lost(self._session, error)
 
-        def close() -> None:
-            self._close()
-            done.set()
+    def _ready(self, events: int) -> None:
+        if events != _READABLE and self._unsent:
+            self._send_rest()
+        if self._ends or not self.is_open or events == _WRITABLE:
+            return
+        try:
+            data = self._receive(_RECEIVED_AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as exc:
+            self.end(exc)
+            return
+        if data:
+            self._received(data)
+        elif self._unsent:
+            # It has said all that it had to say, and may still read the answers.
+            self._ends = True
+            self._await()
+        else:
+            self.end()
 
-        loop.call_soon_threadsafe(close)
-        done.wait(_STOP_TIMEOUT_S)
+    def _received(self, data: bytes) -> None:
+        session = self._session
+        try:
+            answer, woken = self._server.core.receive(session, data, self._unsent_bytes)
+        except Exception:  # noqa: BLE001  # a fault of ours costs one connection, not the thread that serves the others
+            _log.exception("The store failed, and closed the connection from %s.", session.name)
+            self.end()
+            return
+        if woken:
+            self._server.wake(woken)
+        if answer:
+            self.send(answer)
+        if session.refusal is not None:
+            _log.warning("The store closed the connection from %s: %s.", session.name, session.refusal)
+            self.end()  # whatever it has not read by now: it would keep the connection open
 
-    def _open(self, sock: socket.socket) -> Listener:
-        from rallypoint.stores.tcp.listener import Listener  # not before a server starts: clients do without
+    def _send_some(self, data: bytes | memoryview) -> int:
+        try:
+            return self.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as exc:
+            # It ends after this step, not in the middle of what is being done for others; nothing more is sent.
+            self._server.broken.append((self, exc))
+            return len(data)
 
-        if self._listener is not None:
-            raise StoreError("this store server was started before; make another")
-        self._address = sock.getsockname()[:2]
-        self._listener = Listener(self.core, sock)
-        forks.release_in_children(self)
-        return self._listener
+    def _send_rest(self) -> None:
+        while self._unsent:
+            first = self._unsent[0]
+            sent = self._send_some(first)
+            self._unsent_bytes -= sent
+            if sent < len(first):
+                self._unsent[0] = memoryview(first)[sent:]
+                return
+            self._unsent.popleft()
+        if self._ends:
+            self.end()
+        else:
+            self._await()
 
-    def _turn(self) -> None:
-        """On an event loop: whoever is ready is served."""
-        assert self._listener is not None
-        assert self._loop is not None
-        due_s = self._listener.turn()
-        if self._due is not None:
-            self._due.cancel()
-        self._due = None if due_s is None else self._loop.call_later(due_s, self._turn)
-
-    def _close(self) -> None:
-        assert self._listener is not None
-        assert self._loop is not None
-        if self._due is not None:
-            self._due.cancel()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._listener)
-        self._listener.close()
-
-    def _bound(self) -> tuple[str, int]:
-        if self._address is None:
-            raise StoreError("this store server has not been started")
-        return self._address
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    import asyncio
-
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    def _await(self) -> None:
+        """Says what is awaited from now on."""
+        events = (0 if self._ends else _READABLE) | (_WRITABLE if self._unsent else 0)
+        self._server.readiness.modify(self.sock.fileno(), events)

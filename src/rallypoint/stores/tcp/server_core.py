@@ -1,6 +1,6 @@
 """A store server without its sockets: bytes of connections in, bytes for connections out.  Sans-IO.
 
-Whoever breaks the rules of the wire format is refused, and nobody else notices.
+A client that breaks the rules of the wire format is refused, and no other notices.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.tcp import wire
-from rallypoint.stores.tcp.wire import ProtocolError, Query, RequestReader, StoreLimits
+from rallypoint.stores.tcp.wire import ProtocolError, RequestReader, StoreLimits
 
-STOP_WAITING = bytes((wire.STOP_WAITING,))
-_WAIT_CANCELED = bytes((wire.WAIT_CANCELED,))
-_READY, _NOT_READY = bytes((wire.READY,)), bytes((wire.NOT_READY,))
+STOP_WAITING = _READY = bytes((wire.STOP_WAITING,))
+_WAIT_CANCELED = _NOT_READY = bytes((wire.WAIT_CANCELED,))
 _pack_length, _pack_number = wire.LENGTH.pack, wire.NUMBER.pack
 
 
@@ -32,7 +31,7 @@ class StoreSession(Waiter):
 
 
 # What answers a query: of its keys and values, its number, and the room that there is for the answer.
-_Answer = Callable[[StoreSession, list[bytes], int, int], bytes]
+_Answer = Callable[[StoreSession, list[bytes], int, int], bytes | None]
 
 
 class StoreServerCore:
@@ -40,18 +39,38 @@ class StoreServerCore:
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
         self.limits = limits or StoreLimits()
-        self._data = KeyValues[StoreSession]()
+        self._data = data = KeyValues[StoreSession]()
         # By the number of the query: nothing else takes as little time.
-        self._answers: tuple[_Answer, ...] = tuple(getattr(self, f"_{query.name.lower()}") for query in Query)
+        self._answers: tuple[_Answer, ...] = (
+            self._validate,
+            lambda session, texts, number, room: data.put(texts[0], texts[1]),
+            lambda session, texts, number, room: wire.text(data.compare_set(*texts)),
+            self._get,
+            lambda session, texts, number, room: _pack_number(data.add(texts[0], number)),
+            lambda session, texts, number, room: _READY if all(map(data.holds, texts)) else _NOT_READY,
+            self._wait,
+            lambda session, texts, number, room: _pack_number(len(data.values)),
+            lambda session, texts, number, room: _pack_number(data.delete(texts[0])),
+            self._append,
+            lambda session, texts, number, room: self._values(texts, room),
+            self._multi_set,
+            self._cancel_wait,
+            lambda session, texts, number, room: wire.NONCE.pack(number),
+            lambda session, texts, number, room: data.push(texts[0], texts[1]),
+            self._queue_pop,
+            lambda session, texts, number, room: _pack_number(data.queue_len(texts[0])),
+            lambda session, texts, number, room: _pack_number(len(data.values)) + b"".join(map(wire.text, data.values)),
+            self._barrier,
+        )
 
     def connect(self, name: str) -> StoreSession:
-        """Somebody connected; the name is for messages only."""
+        """A client connected; the name is for messages only."""
         return StoreSession(name, self.limits)
 
     def receive(
         self, session: StoreSession, data: bytes, unread_bytes: int = 0
     ) -> tuple[bytes, Sequence[StoreSession]]:
-        """Bytes came in: what is answered, and who else is to be sent STOP_WAITING.
+        """Bytes came in: what is answered, and which other sessions are to be sent STOP_WAITING.
 
         `unread_bytes` were sent to this connection before and still wait in its buffer.  Afterwards the connection is to
         be closed if `session.refusal` says so.
@@ -76,7 +95,7 @@ class StoreServerCore:
                     mine.append(answer)
                 if session.promise is not None:
                     keys.settle(session)
-                if keys.has_woken:
+                if keys.woken:
                     for woken in keys.take_woken():
                         if woken is session:
                             mine.append(STOP_WAITING)  # in its place among the others
@@ -88,7 +107,7 @@ class StoreServerCore:
         return mine[0] if len(mine) == 1 else b"".join(mine), others
 
     def disconnect(self, session: StoreSession) -> Sequence[StoreSession]:
-        """The connection is gone, for whatever reason; returns who is to be sent STOP_WAITING now."""
+        """The connection is gone, for whatever reason; returns the sessions that are to be sent STOP_WAITING now."""
         session.refusal = session.refusal or "it is gone"
         return self._leave(session)
 
@@ -97,20 +116,11 @@ class StoreServerCore:
         self._data.settle(session)
         return self._data.take_woken()
 
-    # The queries, by their names --------------------------------------------------------------------------------------
+    # The longer answers -----------------------------------------------------------------------------------------------
 
-    def _validate(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
+    def _validate(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> None:
         if number != wire.MAGIC:
             raise ProtocolError(f"it is no store client: it began with {number:#010x}, not {wire.MAGIC:#010x}")
-        return b""
-
-    def _set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        self._data.put(texts[0], texts[1])
-        return b""
-
-    def _compare_set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        value = self._data.compare_set(*texts)
-        return _pack_length(len(value)) + value
 
     def _get(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         key = texts[0]
@@ -119,77 +129,44 @@ class StoreServerCore:
         value = self._data.get(key)
         return _pack_length(len(value)) + value
 
-    def _add(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return _pack_number(self._data.add(texts[0], number))
+    def _wait(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes | None:
+        _refuse_second_wait(session)
+        return STOP_WAITING if self._data.wait(session, texts) else None
 
-    def _check(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return _READY if all(map(self._data.holds, texts)) else _NOT_READY
-
-    def _wait(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        self._refuse_second_wait(session)
-        return STOP_WAITING if self._data.wait(session, texts) else b""
-
-    def _count_keys(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return _pack_number(len(self._data))
-
-    def _delete(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return _pack_number(self._data.delete(texts[0]))
-
-    def _append(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
+    def _append(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> None:
         key, value = texts
         longest = self.limits.unread_bytes // 2  # so that it can still be read
         if self._data.size(key) + len(value) > longest:
             raise ProtocolError(f"it appended to a value beyond {longest} bytes")
         self._data.append(key, value)
-        return b""
 
-    def _multi_get(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return self._values(texts, room)
-
-    def _multi_set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
+    def _multi_set(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> None:
         for key, value in zip(texts[::2], texts[1::2], strict=True):
             self._data.put(key, value)
-        return b""
 
     def _cancel_wait(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         self._data.cancel(session)
         return _WAIT_CANCELED
-
-    def _ping(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return wire.NONCE.pack(number)
-
-    def _queue_push(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        self._data.push(texts[0], texts[1])
-        return b""
 
     def _queue_pop(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
         before = self._data.queue_len(texts[0])
         popped = self._data.pop(texts[0])
         return _pack_number(before) + (b"" if popped is None else wire.text(popped))
 
-    def _queue_len(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        return _pack_number(self._data.queue_len(texts[0]))
-
-    def _list_keys(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        keys = self._data.list_keys()
-        return _pack_number(len(keys)) + b"".join(map(wire.text, keys))
-
-    def _barrier(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
-        self._refuse_second_wait(session)
-        return STOP_WAITING if self._data.barrier(session, texts[0], number) else b""
-
-    # What several of them need ----------------------------------------------------------------------------------------
+    def _barrier(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes | None:
+        _refuse_second_wait(session)
+        if self._data.arrive(texts[0], number):
+            return STOP_WAITING
+        self._data.stand_at(session, texts[0])
+        return None
 
     def _values(self, keys: list[bytes], room: int) -> bytes:
         """Measured before it is made: one key named many times would make an endless answer of a short request."""
         if sum(map(self._data.size, keys)) + wire.LENGTH.size * len(keys) > room:
             raise ProtocolError(f"it asked for more than {self.limits.unread_bytes} bytes of answers")
-        parts: list[bytes] = []
-        for key in keys:
-            value = self._data.get(key)
-            parts += (_pack_length(len(value)), value)
-        return b"".join(parts)
+        return b"".join(wire.text(self._data.get(key)) for key in keys)
 
-    def _refuse_second_wait(self, session: StoreSession) -> None:
-        if session.waiting:
-            raise ProtocolError("it began to wait while it was waiting")
+
+def _refuse_second_wait(session: StoreSession) -> None:
+    if session.waiting:
+        raise ProtocolError("it began to wait while it was waiting")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
 
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
@@ -18,19 +17,18 @@ from rallypoint.stores.base import (
     in_64_bits,
     name_some,
 )
-from rallypoint.stores.errors import QueueEmptyError, StoreConnectionError, StoreError, StoreTimeoutError
+from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.tcp import replies, wire
-from rallypoint.stores.tcp.connection import connect
+from rallypoint.stores.tcp.connection import Asked, connect
 from rallypoint.stores.tcp.replies import Reader, T
-from rallypoint.stores.tcp.shared_connection import Asked, SharedConnection
-from rallypoint.stores.tcp.wire import ProtocolError, Query, StoreLimits
+from rallypoint.stores.tcp.wire import Query, StoreLimits
 from rallypoint.waiting import Backoff, Deadline, in_seconds
 
 # torch's clients put this before every key, and count themselves under that one without it.
 _KEY_START = b"/"
 _WORKERS_KEY = b"init/"
 
-# A server answers at once, except to those who wait; one that is silent for so long is gone.
+# A server answers at once, except to a wait; one that is silent for so long is gone.
 _ANSWER_TIMEOUT_S = 30.0
 _POLL_S = 0.01, 0.1
 _MOST_NAMED = 8
@@ -60,8 +58,8 @@ class TcpStore(Store):
         *,
         limits: StoreLimits | None = None,
     ) -> None:
-        self._host = host_name
-        self._port = port
+        self.host = host_name
+        self.port = port
         self._limits = limits or StoreLimits()
         # What is short in all has no part that is too long.
         self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
@@ -73,9 +71,9 @@ class TcpStore(Store):
             if is_master:
                 from rallypoint.stores.tcp.hosting import host_server
 
-                self._port, stop = host_server(host_name, port, self._limits, multi_tenant)
+                self.port, stop = host_server(host_name, port, self._limits, multi_tenant)
                 acquired.append(stop)
-            self._connection = self._connect()
+            self._connection = connect(host_name, self.port, self._timeout_s)
             acquired.append(self._connection.close)
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._wait_for_workers(world_size, is_master)
@@ -83,28 +81,17 @@ class TcpStore(Store):
             self._finalizer()
             raise
 
-    @property
-    def host(self) -> str:
-        return self._host
-
-    @property
-    def port(self) -> int:
-        """Where the server is; if it was told to choose a port, the one that it chose."""
-        return self._port
-
     def __repr__(self) -> str:
-        return f"TcpStore({self._host!r}, {self._port})"
+        return f"TcpStore({self.host!r}, {self.port})"
 
     def __enter__(self) -> TcpStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and the server if this store hosts it.  Who is waiting gets a `StoreError`."""
+        """Ends the connection, and the server if this store hosts it.  A call that is waiting gets a `StoreError`."""
         self._connection.end("it was closed here")
         self._finalizer()
 
@@ -165,8 +152,8 @@ class TcpStore(Store):
             if popped is not None:
                 return popped
             if not block:
-                raise QueueEmptyError(f"the queue {key!r} at {self._place()} is empty")
-            # Someone was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
+                raise QueueEmptyError(f"the queue {key!r} at {self.host}, port {self.port} is empty")
+            # Another client was faster, or the key has a value beside the queue, which ends every wait at once.  The wire
             # format knows no wait for a queue alone, so in that case there is no other way than to ask again.
             if not backoff.pause(deadline):
                 raise StoreTimeoutError(f"{self._connection.what(asked)}: nothing came within {deadline.timeout_s:g} s")
@@ -179,15 +166,13 @@ class TcpStore(Store):
         asked = (f"wait at the barrier of {world_size}", key)
         names = [_name(key)]
         request = self._request(asked, Query.BARRIER, names, in_64_bits(world_size))
-        with self._connection.exchange(asked, self._answer_timeout_s) as connection:
-            done = connection.ask_to_wait(request, deadline.left_s(), _ANSWER_TIMEOUT_S)
-            arrived = (
-                b"" if done else connection.ask(wire.request(Query.GET, names), replies.read_value, _ANSWER_TIMEOUT_S)
-            )
-        if not done:
-            raise StoreTimeoutError(
-                f"{self._connection.what(asked)}: not within {deadline.timeout_s:g} s; {arrived.decode(errors='replace')} have arrived"
-            )
+        connection = self._connection
+        with connection.exchange(asked, self._answer_timeout_s):
+            if connection.say_and_wait(request, deadline.left_s(), _ANSWER_TIMEOUT_S):
+                return
+            arrived = connection.say(wire.request(Query.GET, names), replies.read_value, _ANSWER_TIMEOUT_S)
+        here = f"{arrived.decode(errors='replace')} have arrived"
+        raise StoreTimeoutError(f"{connection.what(asked)}: not within {deadline.timeout_s:g} s; {here}")
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = in_seconds(timeout)
@@ -195,7 +180,7 @@ class TcpStore(Store):
         self._timeout = timeout
 
     def clone(self) -> TcpStore:
-        return TcpStore(self._host, self._port, timeout=self._timeout, limits=self._limits)
+        return TcpStore(self.host, self.port, timeout=self._timeout, limits=self._limits)
 
     # Talking ----------------------------------------------------------------------------------------------------------
 
@@ -211,17 +196,17 @@ class TcpStore(Store):
         return self._connection.ask(asked, self._request(asked, query, texts, number), reader, self._answer_timeout_s)
 
     def _wait(self, asked: Asked, names: Sequence[bytes], deadline: Deadline) -> None:
-        request = self._request(asked, Query.WAIT, names)
-        with self._connection.exchange(asked, self._answer_timeout_s) as connection:
-            if connection.ask_to_wait(request, deadline.left_s(), _ANSWER_TIMEOUT_S):
+        request, connection = self._request(asked, Query.WAIT, names), self._connection
+        with connection.exchange(asked, self._answer_timeout_s):
+            if connection.say_and_wait(request, deadline.left_s(), _ANSWER_TIMEOUT_S):
                 return
             missing = [
                 decode_key(name.removeprefix(_KEY_START))
                 for name in names[:_MOST_NAMED]
-                if not connection.ask(wire.request(Query.CHECK, [name]), replies.read_flag, _ANSWER_TIMEOUT_S)
+                if not connection.say(wire.request(Query.CHECK, [name]), replies.read_flag, _ANSWER_TIMEOUT_S)
             ]
         left = f"; still missing: {name_some(missing)}" if missing else ""
-        raise StoreTimeoutError(f"{self._connection.what(asked)}: not within {deadline.timeout_s:g} s{left}")
+        raise StoreTimeoutError(f"{connection.what(asked)}: not within {deadline.timeout_s:g} s{left}")
 
     def _wait_for_workers(self, world_size: int, is_master: bool) -> None:
         """Polls, as torch's does: all that clients do is add to a number, and the format knows no wait for that."""
@@ -233,29 +218,12 @@ class TcpStore(Store):
                 raise StoreTimeoutError(f"{self._connection.what(asked)}: {here} came within {deadline.timeout_s:g} s")
             here = self._ask(asked, Query.ADD, [_WORKERS_KEY], replies.read_number, 0)
 
-    def _connect(self) -> SharedConnection:
-        timeout_s = self._timeout_s
-        try:
-            return SharedConnection(connect(self._host, self._port, timeout_s), self._place())
-        except TimeoutError as exc:
-            raise StoreTimeoutError(
-                f"no store server answered at {self._place()} within {timeout_s:g} s: {exc}"
-            ) from exc
-        except ProtocolError as exc:
-            raise StoreConnectionError(f"cannot use the server at {self._place()}: {exc}") from exc
-
     def _request(self, asked: Asked, query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
-        request = wire.request(query, texts, number)
-        if len(request) > self._surely_short or len(texts) > self._limits.keys:
-            self._refuse_if_too_large(asked, query, texts)
-        return request
-
-    def _refuse_if_too_large(self, asked: Asked, query: Query, texts: Sequence[bytes]) -> None:
-        if why := wire.why_too_large(query, texts, self._limits):
+        request, limits = wire.request(query, texts, number), self._limits
+        is_surely_short = len(request) <= self._surely_short and len(texts) <= limits.keys
+        if not is_surely_short and (why := wire.why_too_large(query, texts, limits)):
             raise StoreError(f"cannot {self._connection.what(asked)}: {why}")
-
-    def _place(self) -> str:
-        return f"{self._host}, port {self._port}"
+        return request
 
 
 def _name(key: str) -> bytes:

@@ -1,16 +1,15 @@
 """The wire format of torch's TCPStore, sans-IO: requests, written and read.
 
-One byte names the query; then come its fields, little endian; a key or value is an 8-byte length and the bytes.  The
-table below is all there is to it: requests are written and read by the same line.
+One byte names the query; then come its fields, little endian; a key or value is an 8-byte length and the bytes.  Requests
+are written and read by the same table: the fields of each `Query`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 MAGIC = 0x3C85F7CE
 READY = STOP_WAITING = 0
@@ -26,75 +25,47 @@ class ProtocolError(Exception):
 
 
 class Query(IntEnum):
-    """What a client can ask."""
+    """What a client can ask, by its number, and its fields: k is a key, v a value, q a signed and I an unsigned number.
 
-    VALIDATE = 0
-    SET = 1
-    COMPARE_SET = 2
-    GET = 3
-    ADD = 4
-    CHECK = 5
-    WAIT = 6
-    COUNT_KEYS = 7
-    DELETE = 8
-    APPEND = 9
-    MULTI_GET = 10
-    MULTI_SET = 11
-    CANCEL_WAIT = 12
-    PING = 13
-    QUEUE_PUSH = 14
-    QUEUE_POP = 15
-    QUEUE_LEN = 16
-    LIST_KEYS = 17
-    BARRIER = 18
-
-
-class Shape(NamedTuple):
-    """The fields of a query: k is a key, v a value, q a signed and I an unsigned number.
-
-    If it is counted, a count comes first, and then as many times the fields.
+    Where they follow a star, a count comes first, and then as many times the fields.
     """
 
     fields: str
-    counted: bool = False
+    counted: bool
 
+    def __new__(cls, code: int, fields: str) -> Query:
+        query = int.__new__(cls, code)
+        query._value_ = code
+        query.fields, query.counted = fields.removeprefix("*"), fields.startswith("*")
+        return query
 
-SHAPES: dict[Query, Shape] = {
-    Query.VALIDATE: Shape("I"),
-    Query.SET: Shape("kv"),
-    Query.COMPARE_SET: Shape("kvv"),
-    Query.GET: Shape("k"),
-    Query.ADD: Shape("kq"),
-    Query.CHECK: Shape("k", counted=True),
-    Query.WAIT: Shape("k", counted=True),
-    Query.COUNT_KEYS: Shape(""),
-    Query.DELETE: Shape("k"),
-    Query.APPEND: Shape("kv"),
-    Query.MULTI_GET: Shape("k", counted=True),
-    Query.MULTI_SET: Shape("kv", counted=True),
-    Query.CANCEL_WAIT: Shape(""),
-    Query.PING: Shape("I"),
-    Query.QUEUE_PUSH: Shape("kv"),
-    Query.QUEUE_POP: Shape("k"),
-    Query.QUEUE_LEN: Shape("k"),
-    Query.LIST_KEYS: Shape(""),
-    Query.BARRIER: Shape("kq"),
-}
-
-
-class _Plan(NamedTuple):
-    """How a query is written and read, by its number: what looks at an enumeration takes several times as long."""
-
-    query: Query
-    head: bytes
-    fields: tuple[struct.Struct | None, ...]  # None for a key or value
-    counted: int  # how many fields are counted as one, or 0
+    VALIDATE = 0, "I"
+    SET = 1, "kv"
+    COMPARE_SET = 2, "kvv"
+    GET = 3, "k"
+    ADD = 4, "kq"
+    CHECK = 5, "*k"
+    WAIT = 6, "*k"
+    COUNT_KEYS = 7, ""
+    DELETE = 8, "k"
+    APPEND = 9, "kv"
+    MULTI_GET = 10, "*k"
+    MULTI_SET = 11, "*kv"
+    CANCEL_WAIT = 12, ""
+    PING = 13, "I"
+    QUEUE_PUSH = 14, "kv"
+    QUEUE_POP = 15, "k"
+    QUEUE_LEN = 16, "k"
+    LIST_KEYS = 17, ""
+    BARRIER = 18, "kq"
 
 
 _NUMBERS = {"q": NUMBER, "I": NONCE}
+# By the number of a query: its first byte, its fields (None for a key or value), and how many of them are counted as one.
+# What looks at an enumeration takes several times as long.
 _PLANS = tuple(
-    _Plan(query, bytes((query,)), tuple(_NUMBERS.get(field) for field in fields), len(fields) if counted else 0)
-    for query, (fields, counted) in SHAPES.items()
+    (query, bytes((query,)), tuple(map(_NUMBERS.get, query.fields)), len(query.fields) * query.counted)
+    for query in Query
 )
 _pack_length, _unpack_length = LENGTH.pack, LENGTH.unpack_from
 
@@ -138,22 +109,22 @@ def request(query: Query, texts: Sequence[bytes] = (), number: int = 0) -> bytes
     return b"".join(parts)
 
 
-_INTRODUCTION = request(Query.VALIDATE, number=MAGIC)
-
-
 def why_too_large(query: Query, texts: Sequence[bytes], limits: StoreLimits) -> str | None:
     """Why a server would drop the connection over this request; to be asked before it is sent."""
-    shape = SHAPES[query]
+    fields = query.fields
     for position, content in enumerate(texts):
-        is_key = shape.fields[position % len(shape.fields)] == "k"
-        what, limit = ("key", limits.key_bytes) if is_key else ("value", limits.value_bytes)
+        what, limit = _limit(fields[position % len(fields)], limits)
         if len(content) > limit:
             return f"a {what} of {len(content)} bytes is over the limit of {limit}"
-    if shape.counted and len(texts) > limits.keys * len(shape.fields):
-        return f"{len(texts) // len(shape.fields)} keys at once are over the limit of {limits.keys}"
-    if shape.counted and sum(map(len, texts)) + LENGTH.size * len(texts) > limits.request_bytes:
+    if query.counted and len(texts) > limits.keys * len(fields):
+        return f"{len(texts) // len(fields)} keys at once are over the limit of {limits.keys}"
+    if query.counted and sum(map(len, texts)) + LENGTH.size * len(texts) > limits.request_bytes:
         return f"keys and values are over the limit of {limits.request_bytes} bytes in all"
     return None
+
+
+def _limit(field: str, limits: StoreLimits) -> tuple[str, int]:
+    return ("key", limits.key_bytes) if field == "k" else ("value", limits.value_bytes)
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -162,38 +133,23 @@ def why_too_large(query: Query, texts: Sequence[bytes], limits: StoreLimits) -> 
 class RequestReader:
     """Makes requests of the bytes of one connection, however they were cut.
 
-    A request that is not complete yet is not read again from its start when more of it comes.  The first one has to be
-    the client's introduction: from anybody else not a byte is kept.
+    The first one has to be the client's introduction: of any other client not a byte is kept.
     """
 
-    __slots__ = (
-        "_at",
-        "_buffer",
-        "_field",
-        "_fields",
-        "_introduced",
-        "_left",
-        "_limits",
-        "_number",
-        "_query",
-        "_size",
-        "_texts",
-    )
+    __slots__ = ("_buffer", "_introduced", "_limits", "_slowly", "unfinished")
 
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
         self._buffer = bytearray()
-        self._at = 0
         self._introduced = False
-        self._forget()
+        self._slowly = _read_slowly(self._buffer, limits)
+        # The query of which a part is still to come.
+        self.unfinished: Query | None = None
 
     def read(self, data: bytes) -> Iterator[Request]:
         """The requests that are complete with these bytes."""
         at, size = 0, len(data)
-        if not self._introduced and not self._buffer and data.startswith(_INTRODUCTION):
-            self._introduced, at = True, len(_INTRODUCTION)
-            yield Query.VALIDATE, [], MAGIC
-        if self._introduced and self._query is None and not self._buffer:
+        if self._introduced and self.unfinished is None:
             # Most of what comes is one whole request, or a few.
             while at < size and (whole := _whole_request(data, at, self._limits)) is not None:
                 query, texts, number, at = whole
@@ -201,95 +157,58 @@ class RequestReader:
             if at == size:
                 return
         self._buffer += data[at:] if at else data
-        while (done := self._next_request()) is not None:
+        while isinstance(done := next(self._slowly), tuple):
+            self._introduced = True
             yield done
+        self.unfinished = done
 
-    @property
-    def unfinished(self) -> Query | None:
-        """The query of which a part is still to come."""
-        return self._query
 
-    def _next_request(self) -> Request | None:
-        """The next complete request, or None until more is fed."""
-        if self._query is None:
-            if self._at == len(self._buffer):
-                self._compact()
-                return None
-            self._begin(self._buffer[self._at])
-            self._at += 1
-        assert self._query is not None
-        while self._left:
-            if not self._read_field():
-                self._compact()
-                return None
-        done = self._query, self._texts, self._number
-        self._forget()
-        return done
+def _read_slowly(buffer: bytearray, limits: StoreLimits) -> Iterator[Request | Query | None]:
+    """The requests in the buffer, field by field; where more has to come first, the unfinished query, or None."""
+    introduced = False
+    while True:
+        while not buffer:
+            yield None
+        query = _begun(buffer.pop(0), introduced)
+        said = f"its {query.name.lower()} request"
+        introduced = True
+        texts: list[bytes] = []
+        times, number, size = 1, 0, 0
+        if query.counted:
+            (times,) = LENGTH.unpack((yield from _take(buffer, LENGTH.size, query)))
+            if times > limits.keys:
+                raise ProtocolError(f"{said} names {times} keys; the limit is {limits.keys}")
+        for field in query.fields * times:
+            if (form := _NUMBERS.get(field)) is not None:
+                (number,) = form.unpack((yield from _take(buffer, form.size, query)))
+                continue
+            (length,) = LENGTH.unpack((yield from _take(buffer, LENGTH.size, query)))
+            what, limit = _limit(field, limits)
+            if length > limit:
+                raise ProtocolError(f"{said} has a {what} of {length} bytes; the limit is {limit}")
+            if size + length > limits.request_bytes:
+                raise ProtocolError(f"{said} is longer than {limits.request_bytes} bytes")
+            size += LENGTH.size + length
+            texts.append((yield from _take(buffer, length, query)))
+        yield query, texts, number
 
-    def _forget(self) -> None:
-        self._query: Query | None = None
-        self._fields = ""
-        self._field = self._left = 0
-        self._texts: list[bytes] = []
-        self._number = 0
-        self._size = 0
 
-    def _begin(self, code: int) -> None:
-        if code >= len(SHAPES):
-            raise ProtocolError(f"it sent the unknown query {code}")
-        query = _PLANS[code].query
-        if (query is Query.VALIDATE) == self._introduced:
-            early = f"it sent {query.name.lower()} before it introduced itself"
-            raise ProtocolError("it introduced itself twice" if self._introduced else early)
-        self._introduced = True
-        self._query = query
-        self._fields, counted = SHAPES[query]
-        # A count, too, is read as a field: before the first of the others.
-        self._field = -1 if counted else 0
-        self._left = 1 if counted else len(self._fields)
+def _begun(code: int, introduced: bool) -> Query:
+    if code >= len(_PLANS):
+        raise ProtocolError(f"it sent the unknown query {code}")
+    query = _PLANS[code][0]
+    if (query is Query.VALIDATE) == introduced:
+        early = f"it sent {query.name.lower()} before it introduced itself"
+        raise ProtocolError("it introduced itself twice" if introduced else early)
+    return query
 
-    def _read_field(self) -> bool:
-        buffer, at = self._buffer, self._at
-        kind = "count" if self._field < 0 else self._fields[self._field % len(self._fields)]
-        head = 4 if kind == "I" else 8
-        if len(buffer) - at < head:
-            return False
-        if kind in ("k", "v"):
-            (length,) = LENGTH.unpack_from(buffer, at)
-            self._refuse_length(kind, length)
-            end = at + head + length
-            if len(buffer) < end:
-                return False
-            self._size += head + length
-            self._texts.append(bytes(buffer[at + head : end]))
-            self._at = end
-        elif kind == "count":
-            (count,) = LENGTH.unpack_from(buffer, at)
-            if count > self._limits.keys:
-                raise ProtocolError(f"{self._said()} names {count} keys; the limit is {self._limits.keys}")
-            self._left = count * len(self._fields) + 1
-            self._at = at + head
-        else:
-            (self._number,) = (NONCE if kind == "I" else NUMBER).unpack_from(buffer, at)
-            self._at = at + head
-        self._field += 1
-        self._left -= 1
-        return True
 
-    def _refuse_length(self, kind: str, length: int) -> None:
-        what, limit = ("key", self._limits.key_bytes) if kind == "k" else ("value", self._limits.value_bytes)
-        if length > limit:
-            raise ProtocolError(f"{self._said()} has a {what} of {length} bytes; the limit is {limit}")
-        if self._size + length > self._limits.request_bytes:
-            raise ProtocolError(f"{self._said()} is longer than {self._limits.request_bytes} bytes")
-
-    def _said(self) -> str:
-        assert self._query is not None
-        return f"its {self._query.name.lower()} request"
-
-    def _compact(self) -> None:
-        del self._buffer[: self._at]
-        self._at = 0
+def _take(buffer: bytearray, size: int, query: Query) -> Generator[Query, None, bytes]:
+    while len(buffer) < size:
+        yield query
+    taken = bytes(buffer[:size])
+    del buffer[:size]
+    return taken
 
 
 def _whole_request(data: bytes, at: int, limits: StoreLimits) -> tuple[Query, list[bytes], int, int] | None:
