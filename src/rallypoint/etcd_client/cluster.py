@@ -85,12 +85,7 @@ class Cluster:
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def call(
-        self,
-        method: str,
-        request: Message,
-        answer: type[M],
-        timeout_s: float,
-        kind: RetryKind = RetryKind.READ,
+        self, method: str, request: Message, answer: type[M], timeout_s: float, kind: RetryKind = RetryKind.READ
     ) -> M:
         """Ask one endpoint after the other until one answers."""
         check_process(self.opened_in)
