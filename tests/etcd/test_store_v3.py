@@ -205,7 +205,9 @@ def test_what_is_written_between_others_in_the_order_of_names_is_not_awaited(
         store.multi_set(["a", "a=", "a>", "b"], ["", "", "", ""])
         written = client.get(f"{name}/~keys/b=")
         assert written is not None
-        until(lambda: watch._watched.next_revision > written.mod_revision and watch._items.empty(), "all was seen")
+        until(
+            lambda: watch._watched.next_revision > written.mod_revision and watch._watched.items.empty(), "all was seen"
+        )
         store.set("c", "")
         assert looked.result(SOON_S)
 

@@ -12,6 +12,7 @@ import pytest
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
 from rallypoint.etcd_client.lease_keeper import LeaseKeeper
 from rallypoint.etcd_client.message_stream import MessageStream
+from rallypoint.etcd_client.messages import LeaseResponse
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, etcd, etcdctl, proxy_to, user_of
 from tests.waiting import until
@@ -143,11 +144,11 @@ def test_two_of_a_process_keep_one_lease_and_one_lets_go(client: EtcdClient) -> 
 def test_an_error_of_the_program_costs_no_lease(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, errors = LeaseKeeper._heard, list[MessageStream]()
 
-    def fails_once(keeper: LeaseKeeper, stream: MessageStream, data: bytes) -> None:
+    def fails_once(keeper: LeaseKeeper, stream: MessageStream, message: LeaseResponse) -> None:
         if not errors:
             errors.append(stream)
             raise ValueError("an error")
-        heard(keeper, stream, data)
+        heard(keeper, stream, message)
 
     monkeypatch.setattr(LeaseKeeper, "_heard", fails_once)
     leases = [client.grant(2) for _ in range(2)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 from rallypoint.etcd_client.errors import EtcdClosedError, EtcdError
 from rallypoint.etcd_client.messages import KeyValue, RangeResponse
 from rallypoint.etcd_client.transport import check_process
 from rallypoint.etcd_client.watch_state import Gap, KeyChange, WatchedRange, WatchPhase
-from rallypoint.etcd_client.watch_stream import Items, WatchStream
+from rallypoint.etcd_client.watch_stream import WatchStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,13 @@ class Watch:
     ) -> None:
         self._watch_stream = watch_stream
         self._watched = watched
-        self._items: Items = queue.SimpleQueue()
         self._read = read
         self._forget = forget
         self._gap: Gap | None = None
         self._ended: EtcdError | None = None
         if snapshot:
             self._gap, watched.phase = Gap(0), WatchPhase.GAP
-        watch_stream.add(watched, self._items)
+        watch_stream.add(watched)
 
     def get(self, timeout_s: float | None = None) -> KeyChange | Resync | None:
         """The next change, in order; None if there was none in time.
@@ -63,7 +61,7 @@ class Watch:
         if self._gap is not None:
             return self._resync(self._gap)
         try:
-            item = self._items.get(timeout=timeout_s)
+            item = self._watched.items.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, KeyChange):
@@ -91,13 +89,11 @@ class Watch:
         """No more changes; a `get` that waits raises `EtcdClosedError`."""
         self._watch_stream.remove(self._watched)
         self._ended = self._ended or EtcdClosedError("the watch was closed")
-        self._items.put(self._ended)
+        self._watched.items.put(self._ended)
         self._forget(self)
 
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

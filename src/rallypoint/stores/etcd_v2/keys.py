@@ -124,7 +124,6 @@ class Keys:
         return self._members[0]
 
     def connect(self, member: str, timeout_s: float) -> socket.socket:
-        """A new connection to a member."""
         if self._context is None and member.startswith("https:"):
             # What python-etcd was told about certificates, by the names of urllib3.
             context = ssl.create_default_context(cafile=self._tls.get("ca_certs"))
@@ -145,8 +144,6 @@ class Keys:
     def also(self, members: Iterable[str]) -> None:
         """Further addresses of the same cluster."""
         self._members = list(dict.fromkeys([*self._members, *members]))
-
-    # Keys -------------------------------------------------------------------------------------------------------------
 
     def read(self, path: str, deadline: Deadline, *, recursive: bool = False) -> Answer:
         """What is there now, confirmed by a majority; the node is None where nothing is."""
@@ -210,8 +207,6 @@ class Keys:
         fields = _fields(None, prevIndex=None if index is None else str(index), prevValue=before)
         answer, unclear = self._ask("DELETE", path, fields, deadline, "delete", COMPARE_FAILED, NO_KEY)
         return unclear if answer.code == NO_KEY else answer.code == 0
-
-    # Asking -----------------------------------------------------------------------------------------------------------
 
     def _ask(
         self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline, asked: str, *expected: int

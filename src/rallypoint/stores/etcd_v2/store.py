@@ -322,7 +322,6 @@ class _Used:
         forks.release_in_children(self)
 
     def add(self, paths: Iterable[str]) -> None:
-        """These are in use."""
         if self._is_parents:
             self._start()
         with self._lock:

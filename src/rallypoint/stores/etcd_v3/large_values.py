@@ -51,7 +51,6 @@ class LargeValues:
         return PreparedValue(written(SplitValue(folder, len(starts), len(value))), (intact,), others)
 
     def extend(self, key: bytes, split: SplitValue, more: bytes) -> tuple[RequestOp, ...]:
-        """Add a part to a large value."""
         longer, put = (
             SplitValue(split.folder, split.parts + 1, split.size + len(more)),
             partial(put_op, lease=self._lease_id),

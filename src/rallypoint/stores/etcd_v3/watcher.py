@@ -33,8 +33,6 @@ class KeyWatcher:
         self._store_lease = store_lease
         self._values = values
 
-    # Looking ----------------------------------------------------------------------------------------------------------
-
     def read(self, place: bytes) -> tuple[KeyValue | None, bytes | None]:
         """What stands at a key, and the value that it makes."""
         while True:
@@ -79,8 +77,6 @@ class KeyWatcher:
             answers = [answer for answer in outcome.answers if isinstance(answer, RangeResponse)]
             for name, value, queue in zip(batch, answers[::2], answers[1::2], strict=True):
                 yield name, value, bool(queue.count), outcome.revision
-
-    # Waiting ----------------------------------------------------------------------------------------------------------
 
     def wait(self, missing: frozenset[bytes], revision: int, deadline: Deadline, asked: str) -> None:
         """Wait until each of the names has been there after a revision: one watch, over all that lies between them."""
