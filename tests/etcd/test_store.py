@@ -333,11 +333,11 @@ def test_a_wait_outlives_a_history_that_was_cleared(proxied: Any, proxy: Proxy, 
         other.set("key", str(number))
     with ThreadPoolExecutor(1) as pool:
         # As if these events had happened between the look and the watch.
-        missing = store._missing
-        store._missing = lambda names, deadline: (missing(names, deadline)[0], index)  # type: ignore[method-assign]
+        values = store._values
+        store._values = lambda names, deadline: (values(names, deadline)[0], index)  # type: ignore[method-assign]
         waiting = pool.submit(store.wait, ["key"])
         proxy.wait_for("wait=true", 2)
-        store._missing = missing  # type: ignore[method-assign]
+        store._values = values  # type: ignore[method-assign]
         EtcdV2Store(one_etcd.client(), f"/stores/{name}", SOON).set("key", "value")
         waiting.result(SOON_S)
 

@@ -642,7 +642,7 @@ def test_large_entries_pass_through_a_queue_and_leave_nothing(
 
 
 def test_what_a_dead_writer_has_left_is_removed_by_the_next(store: EtcdV3Store, direct: EtcdClient, name: str) -> None:
-    store._values.lay(store._names.value(b"key"), LARGE)  # and dies
+    store._values.prepare(store._names.value(b"key"), LARGE)  # and dies
     assert parts_of(direct, name) == 4
     store.set("other", "x")
     assert parts_of(direct, name) == 4

@@ -32,15 +32,14 @@ def test_a_lease_is_kept_alive_and_its_keys_with_it(client: EtcdClient, prefix: 
     assert client.get(prefix) is None
 
 
-def test_a_lease_that_is_not_kept_or_released_expires(client: EtcdClient, prefix: str) -> None:
-    bare, released = client.grant(1, keep=False), client.grant(1)
-    client.put(prefix + "bare", "x", lease=bare)
+def test_a_lease_that_is_released_expires(client: EtcdClient, prefix: str) -> None:
+    released = client.grant(1)
     client.put(prefix + "released", "x", lease=released)
     released.release()
     until(lambda: not client.range(prefix, prefix=True).kvs, "the keys expire")
-    assert client.time_to_live(bare).ttl == -1
+    assert client.time_to_live(released).ttl == -1
     with pytest.raises(EtcdLeaseLostError, match="no such lease"):
-        client.put(prefix, "x", lease=bare)
+        client.put(prefix, "x", lease=released)
 
 
 def test_who_loses_a_lease_hears_of_it(client: EtcdClient, server: Cluster) -> None:
@@ -66,7 +65,7 @@ def test_a_grant_whose_answer_was_lost_is_the_same_lease(server: Cluster, monkey
 
         loser = threading.Thread(target=lose_it)
         loser.start()
-        lease = client.grant(60, keep=False)
+        lease = client.grant(60)
         loser.join()
         assert (lease.id, lease.ttl_s) == (chosen, 60)
         lease.revoke()
@@ -100,7 +99,9 @@ def test_a_lease_outlives_no_work_that_has_stopped(client: EtcdClient, prefix: s
 def test_a_lease_whose_work_goes_on_in_time_is_renewed(client: EtcdClient) -> None:
     stopped = threading.Event()
     stopped.set()
-    adopted = client.adopt(client.grant(3, keep=False).id, renew_while=lambda: not stopped.is_set())
+    first = client.grant(3)
+    first.release()
+    adopted = client.adopt(first.id, renew_while=lambda: not stopped.is_set())
     until(lambda: adopted.trouble is not None, "it is not renewed")
     stopped.clear()
     granted = adopted.renewal.until

@@ -140,15 +140,11 @@ class EtcdClient:
         then: Sequence[RequestOp] = (),
         otherwise: Sequence[RequestOp] = (),
         *,
-        again: bool = False,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened.
-
-        `again` says that it does no harm if it happens twice: when an answer is lost, another member is asked to do it.
-        """
+        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened."""
         is_read = all(op.request_range is not None for op in (*then, *otherwise))
-        kind = RetryKind.READ if is_read else RetryKind.AGAIN if again else RetryKind.ONCE
+        kind = RetryKind.READ if is_read else RetryKind.ONCE
         return self._transact(messages.TxnRequest(tuple(when), tuple(then), tuple(otherwise)), timeout_s, kind)
 
     def guarded_put(
@@ -187,12 +183,7 @@ class EtcdClient:
     # Leases -----------------------------------------------------------------------------------------------------------
 
     def grant(
-        self,
-        ttl_s: int,
-        *,
-        keep: bool = True,
-        renew_while: Callable[[], bool] | None = None,
-        timeout_s: float | None = None,
+        self, ttl_s: int, *, renew_while: Callable[[], bool] | None = None, timeout_s: float | None = None
     ) -> Lease:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
@@ -208,7 +199,7 @@ class EtcdClient:
             if "lease already exists" not in str(refusal):
                 raise
             granted_s = self.time_to_live(lease_id, timeout_s=timeout_s).granted_ttl
-        return self._lease(lease_id, Renewal(granted_s, asked_at), renew_while, keep=keep)
+        return self._lease(lease_id, Renewal(granted_s, asked_at), renew_while)
 
     def adopt(
         self, lease_id: int, *, renew_while: Callable[[], bool] | None = None, timeout_s: float | None = None
@@ -222,9 +213,9 @@ class EtcdClient:
         if found.ttl <= 0:
             raise EtcdLeaseLostError(f"lease {lease_id:x} has expired or was revoked")
         renewal = Renewal(found.granted_ttl, asked_at - (found.granted_ttl - found.ttl))
-        return self._lease(lease_id, renewal, renew_while, keep=True)
+        return self._lease(lease_id, renewal, renew_while)
 
-    def _lease(self, lease_id: int, renewal: Renewal, renew_while: Callable[[], bool] | None, *, keep: bool) -> Lease:
+    def _lease(self, lease_id: int, renewal: Renewal, renew_while: Callable[[], bool] | None) -> Lease:
         keeper = self._open.service(LeaseKeeper)
 
         def let_go(lease: Lease) -> None:
@@ -232,9 +223,8 @@ class EtcdClient:
             self._leases.discard(lease)
 
         lease = Lease(lease_id, renewal, renew_while, let_go, self.revoke)
-        if keep:
-            self._leases.add(lease)
-            keeper.keep(lease)
+        self._leases.add(lease)
+        keeper.keep(lease)
         return lease
 
     def revoke(self, lease: Lease | int, *, wait: bool = True, timeout_s: float | None = None) -> None:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -163,7 +164,8 @@ class EtcdV2Store(Store):
         return [decode_key(of_file(node.key)) for node in nodes if not node.is_directory]
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        return not self._missing(as_names(keys), self._request_deadline())[0]
+        names = as_names(keys)
+        return set(names) == set(self._values(names, self._request_deadline())[0])
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -177,19 +179,19 @@ class EtcdV2Store(Store):
         names = as_names(keys)
         asked = f"wait for {shown(*names)}"
         deadline = self._deadline(override_timeout if timeout is None else timeout)
-        missing, index = self._missing(names, self._look(deadline))
-        since = dict.fromkeys(missing, index)
-        while missing:
-            name = missing[0]
-            event = self._next(self._places(name), since[name], deadline, asked, missing)
+        values, index = self._values(names, self._look(deadline))
+        since = {name: index for name in names if name not in values}  # those that are missing
+        while since:
+            name = next(iter(since))
+            event = self._next(self._places(name), since[name], deadline, asked, list(since))
             if event is None or event.node is None:
-                missing, now = self._missing(missing, self._look(deadline))
+                values, now = self._values(since, self._look(deadline))
                 # What came and went meanwhile is in etcd's history, as far as that reaches back.
-                since = {name: now if now - since[name] > _HISTORY else since[name] for name in missing}
+                since = {name: now if now - at > _HISTORY else at for name, at in since.items() if name not in values}
             elif event.action in PAST:
                 since[name] = event.node.modified
             else:
-                missing = missing[1:]
+                del since[name]
 
     def queue_push(self, key: str | bytes, value: bytes | str) -> None:
         path = f"{self._queue(as_name(key))}/{token()}"
@@ -285,10 +287,6 @@ class EtcdV2Store(Store):
         queues = [name for name in wanted if name not in found and self._entries(self._queue(name), deadline)[0]]
         return found | dict.fromkeys(queues, b""), min((answer.at for answer in answers), default=0)
 
-    def _missing(self, names: list[bytes], deadline: Deadline) -> tuple[list[bytes], int]:
-        values, since = self._values(names, deadline)
-        return [name for name in dict.fromkeys(names) if name not in values], since
-
     def _entries(self, queue: str, deadline: Deadline) -> tuple[list[EtcdNode], int]:
         """What stands in a queue, the oldest first; what somebody has taken already is passed over."""
         answer = self._keys.read(queue, deadline)
@@ -319,38 +317,24 @@ class _Used:
     def __init__(self, keys: Keys, ttl_s: int) -> None:
         self._keys, self._ttl_s = keys, ttl_s
         self._start()
-        forks.release_in_children(self)
 
     def add(self, paths: Iterable[str]) -> None:
-        if self._is_parents:
+        if (
+            not self._started_in.is_this_process
+        ):  # the parent prolongs what it has used, and this child what it will use
             self._start()
-        with self._lock:
-            self._paths.update(paths)
-
-    def forked(self) -> None:
-        """In a forked child: the parent prolongs what it has used, and the child what it will use."""
-        self._is_parents = True
+        self._paths.update(paths)
 
     def _start(self) -> None:
-        self._is_parents = False
-        self._paths: set[str] = set()
-        self._lock = threading.Lock()
-        ended = threading.Event()
-        thread = threading.Thread(
-            target=_prolong,
-            args=(self._keys, self._ttl_s, self._paths, self._lock, ended),
-            name="etcd-keys",
-            daemon=True,
-        )
+        self._started_in, self._paths, ended = forks.OpenedIn(), set[str](), threading.Event()
+        prolong = partial(_prolong, self._keys, self._ttl_s, self._paths, ended)
         weakref.finalize(self, ended.set).atexit = False
-        thread.start()
+        threading.Thread(target=prolong, name="etcd-keys", daemon=True).start()
 
 
-def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ended: threading.Event) -> None:
+def _prolong(keys: Keys, ttl_s: int, paths: set[str], ended: threading.Event) -> None:
     while not ended.wait(ttl_s / 2):
-        with lock:
-            present = list(paths)
-        for path in present:
+        for path in list(paths):
             try:
                 alive = keys.prolong(path, ttl_s, Deadline.after(keys.request_timeout_s))
             except EtcdAwayError:
@@ -358,5 +342,4 @@ def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ende
             except StoreError:
                 alive = False
             if not alive:
-                with lock:
-                    paths.discard(path)
+                paths.discard(path)

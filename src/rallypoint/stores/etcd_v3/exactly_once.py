@@ -35,13 +35,9 @@ class StoreLease:
     def __init__(self, lease: Lease | int | None, prefix: str) -> None:
         self._lease = lease if isinstance(lease, Lease) else None
         self._prefix = prefix
+        self.may_end = self._lease is not None  # this process hears of the end while it waits for something else
         self.lease_id = 0 if lease is None else lease if isinstance(lease, int) else lease.id
         self._is_over = False
-
-    @property
-    def may_end(self) -> bool:
-        """Whether this process hears of the end while it waits for something else."""
-        return self._lease is not None
 
     def check(self) -> None:
         """`StoreOverError` if it is over."""

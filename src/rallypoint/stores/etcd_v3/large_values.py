@@ -36,8 +36,8 @@ class LargeValues:
         self._names = names
         self._lease_id = lease_id
 
-    def lay(self, key: bytes, value: bytes) -> PreparedValue:
-        """Get a value ready for a key.  What of it is never switched over to is removed by the key's next write."""
+    def prepare(self, key: bytes, value: bytes) -> PreparedValue:
+        """Prepare a value for a key.  What of it is never switched over to is removed by the key's next write."""
         home = self._names.parts(key)
         if len(value) <= PART_BYTES:
             return PreparedValue(written(value), (), (delete_op(home, prefix=True),))

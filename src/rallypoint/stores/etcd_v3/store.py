@@ -175,8 +175,8 @@ class EtcdV3Store(Store):
     def queue_push(self, key: str, value: bytes | str) -> None:
         name, new = encode_key(key), encode_value(value)
         with self._asking(f"push to the queue {key!r}", Query.QUEUE_PUSH, name, new):
-            # A large one is laid out once, under a name of its own: the number of the entry is not known yet.
-            laid = self._values.lay(secrets.token_bytes(16), new)
+            # A large one is written once, under a name of its own: the number of the entry is not known yet.
+            prepared = self._values.prepare(secrets.token_bytes(16), new)
 
             def plan() -> GuardedWrite[None]:
                 place = self._names.queue(name)
@@ -184,8 +184,8 @@ class EtcdV3Store(Store):
                 first, after = Queue(0, 0) if kv is None else read_queue(kv.value, place)
                 unchanged = compare(place, mod_revision=0 if kv is None else kv.mod_revision)
                 longer = self._put(place, written_queue(Queue(first, after + 1)))
-                entry = self._put(self._names.entry(name, after), laid.raw)
-                return GuardedWrite(None, (unchanged, *laid.when), (longer, entry))
+                entry = self._put(self._names.entry(name, after), prepared.raw)
+                return GuardedWrite(None, (unchanged, *prepared.when), (longer, entry))
 
             self._changes.make(plan)
 
@@ -223,10 +223,10 @@ class EtcdV3Store(Store):
     def _writing(self, name: bytes, value: bytes, result: T, seen: int | None = None) -> GuardedWrite[T]:
         """Write a value; given the revision that was seen of it, only if that has not changed."""
         place = self._names.value(name)
-        laid = self._values.lay(place, value)
+        prepared = self._values.prepare(place, value)
         unchanged = () if seen is None else (compare(place, mod_revision=seen),)
-        then = (self._put(place, laid.raw), *laid.then)
-        return GuardedWrite(result, (*unchanged, *laid.when), then, can_return=seen == 0)
+        then = (self._put(place, prepared.raw), *prepared.then)
+        return GuardedWrite(result, (*unchanged, *prepared.when), then, can_return=seen == 0)
 
     def _writing_all(self, batch: dict[bytes, bytes]) -> GuardedWrite[None]:
         writes = [self._writing(name, value, None) for name, value in batch.items()]
