@@ -44,10 +44,10 @@ class Watch:
         self._watched = watched
         self._read = read
         self._forget = forget
-        self._gap: Gap | None = None
+        self._gap = Gap(0) if snapshot else None
         self._ended: EtcdError | None = None
         if snapshot:
-            self._gap, watched.phase = Gap(0), WatchPhase.GAP
+            watched.phase = WatchPhase.GAP
         watch_stream.add(watched)
 
     def get(self, timeout_s: float | None = None) -> KeyChange | Resync | None:
@@ -58,27 +58,21 @@ class Watch:
         check_process(self._watch_stream.opened_in)
         if self._ended is not None:
             raise self._ended
-        if self._gap is not None:
-            return self._resync(self._gap)
         try:
-            item = self._watched.items.get(timeout=timeout_s)
+            item = self._gap or self._watched.items.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, KeyChange):
             return item
         if isinstance(item, Gap):
-            self._gap = item
-            return self._resync(item)
+            self._gap = item  # if reading the state fails, the next `get` tries again
+            found = self._read()
+            self._gap = None
+            self._watch_stream.go_on(self._watched, found.revision + 1)
+            return Resync(found.kvs, found.revision, item.since or None)
         self._ended = item
         self._forget(self)
         raise item
-
-    def _resync(self, gap: Gap) -> Resync:
-        """Read the state, on the caller's thread; if that fails, the next `get` tries again."""
-        found = self._read()
-        self._gap = None
-        self._watch_stream.go_on(self._watched, found.revision + 1)
-        return Resync(found.kvs, found.revision, gap.since or None)
 
     @property
     def trouble(self) -> str | None:
