@@ -89,15 +89,15 @@ class LeaseKeeper(StreamThread[LeaseResponse]):
             stream.expect(self._owed[0].renewal.try_s)
         if lease is None or lease not in self._kept:
             return
+        trouble, lease.trouble = lease.trouble, None
         if message.ttl > 0:
-            if lease.trouble is not None:
+            if trouble is not None:
                 log.info("lease %x is renewed again", lease.id)
             lease.renewal.renewed(message.ttl, time.monotonic())
         else:
             log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
             self._drop(lease)
             lease.gone()
-        lease.trouble = None
 
     def _broke(self, stream: MessageStream, failure: CallFailedError) -> None:
         owed, self._owed = self._owed, []
@@ -114,12 +114,12 @@ class LeaseKeeper(StreamThread[LeaseResponse]):
     def _failed(self, leases: list[Lease], endpoint: str, logins: int, failure: CallFailedError) -> None:
         """These were not renewed: ask the next endpoint."""
         judgement, now = classify(failure.code, failure.details), time.monotonic()
+        trouble = f"{endpoint}: {judgement.words}"
         for lease in leases:
             lease.renewal.failed(now)
             if lease.trouble is None:
-                words = judgement.words
-                log.info("lease %x was not renewed by %s: %s; the next member is asked", lease.id, endpoint, words)
-            lease.trouble = f"{endpoint}: {judgement.words}"
+                log.info("lease %x was not renewed by %s; the next member is asked", lease.id, trouble)
+            lease.trouble = trouble
         if judgement.verdict is FailureAction.LOGIN and self._cluster.user is not None:
             # It takes its time, and renewals do not wait for it.  If the system has no thread left, the next failure asks.
             with suppress(RuntimeError):

@@ -9,7 +9,6 @@ themselves tell what became of it.
 from __future__ import annotations
 
 import base64
-import json
 import random
 import re
 import secrets
@@ -19,6 +18,8 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from rallypoint import forks
 from rallypoint.stores.errors import StoreError
@@ -45,25 +46,26 @@ class NoApiV2Error(StoreError):
     """The cluster does not speak the API v2."""
 
 
-class EtcdNode(NamedTuple):
+class EtcdNode(msgspec.Struct, frozen=True):
     """A key and what is there; of a directory, also what it holds."""
 
-    key: str
-    value: str
-    modified: int
-    created: int
-    is_directory: bool
-    nodes: tuple[EtcdNode, ...]
+    key: str = ""
+    value: str = ""
+    modified: int = msgspec.field(default=0, name="modifiedIndex")
+    created: int = msgspec.field(default=0, name="createdIndex")
+    is_directory: bool = msgspec.field(default=False, name="dir")
+    nodes: tuple[EtcdNode, ...] = ()
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct):
     """What etcd said: an error code or 0, the node, and the index of the cluster at that moment."""
 
-    code: int
-    cause: str
-    action: str
-    node: EtcdNode | None
-    at: int
+    code: int = msgspec.field(default=0, name="errorCode")
+    message: str = ""
+    cause: str = ""
+    action: str = ""
+    node: EtcdNode | None = None
+    at: int = msgspec.field(default=0, name="index")
 
     @property
     def nodes(self) -> tuple[EtcdNode, ...]:
@@ -328,36 +330,23 @@ def read_answer(response: HttpResponse, member: str) -> Answer | None:
     """What a member said; None where it could not answer: without a leader, or in the middle of something."""
     status, headers, body = response
     try:
-        said = json.loads(body)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        answer = msgspec.json.decode(body, type=Answer)
+    except msgspec.DecodeError as exc:
         if status == 404:
             raise NoApiV2Error(
                 f"etcd at {member} does not speak the API v2: start it with --enable-v2 (etcd 3.5 and older; 3.6 has no "
                 f"such API), or use the backend 'etcd-v3', which speaks the API v3"
-            )
+            ) from exc
         if 300 <= status < 500:
-            raise StoreError(f"etcd at {member} refused a request ({status}): {body[:200].decode(errors='replace')}")
+            said = body[:200].decode(errors="replace")
+            raise StoreError(f"etcd at {member} refused a request ({status}): {said}") from exc
         return None
-    code, node = int(said.get("errorCode", 0)), said.get("node")
-    if status >= 500 or 300 <= code < 400:
+    if status >= 500 or 300 <= answer.code < 400:
         return None
-    if status in (401, 403) and not code:
-        code = FORBIDDEN
-    return Answer(
-        code,
-        str(said.get("cause") or said.get("message") or ""),
-        str(said.get("action", "")),
-        _node(node) if isinstance(node, dict) else None,
-        int(headers.get("X-Etcd-Index") or said.get("index") or 0),
-    )
-
-
-def _node(said: Mapping[str, Any]) -> EtcdNode:
-    key, value = str(said.get("key", "")), str(said.get("value", ""))
-    modified, created = int(said.get("modifiedIndex", 0)), int(said.get("createdIndex", 0))
-    return EtcdNode(key, value, modified, created, bool(said.get("dir")), tuple(map(_node, said.get("nodes", ()))))
+    if status in (401, 403) and not answer.code:
+        answer.code = FORBIDDEN
+    answer.cause, answer.at = answer.cause or answer.message, int(headers.get("X-Etcd-Index") or answer.at)
+    return answer
 
 
 def _refusal(asked: str, path: str, answer: Answer) -> StoreError:
