@@ -276,8 +276,6 @@ class EtcdClient:
             watch.close()
         return watch
 
-    # The end ----------------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """End the watches and let the leases of this client expire; revoke them first if they are to go at once."""
         cluster, self._cluster = self._cluster, None

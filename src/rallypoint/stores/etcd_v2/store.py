@@ -227,8 +227,6 @@ class EtcdV2Store(Store):
             if count < world_size:
                 self._next([(path, False)], answer.at, deadline, asked, [])
 
-    # Inside -----------------------------------------------------------------------------------------------------------
-
     def _path(self, key: str | bytes) -> str:
         path = f"{self._prefix}/{as_file(as_name(key))}"
         if len(path) > _LONGEST_PATH:

@@ -138,8 +138,7 @@ class EtcdV3Store(Store):
     def list_keys(self) -> list[str]:
         with self._asking("list the keys"):
             found = self._client.range(self._names.keys, prefix=True, keys_only=True).kvs
-        names = (self._names.of_value(kv.key) for kv in found)
-        return [decode_key(name) for name in names if name is not None]
+        return [decode_key(name) for kv in found if (name := self._names.of_value(kv.key)) is not None]
 
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
@@ -205,12 +204,8 @@ class EtcdV3Store(Store):
         name = encode_key(key)
         with self._asking(f"look at the queue {key!r}", Query.QUEUE_LEN, name):
             kv = self._client.get(self._names.queue(name))
-        if kv is None:
-            return 0
-        queue = read_queue(kv.value, kv.key)
-        return queue.after - queue.first
-
-    # The rest ---------------------------------------------------------------------------------------------------------
+        first, after = (0, 0) if kv is None else read_queue(kv.value, kv.key)
+        return after - first
 
     def clone(self) -> EtcdV3Store:
         return copy.copy(self)
@@ -302,8 +297,6 @@ class EtcdV3Store(Store):
             unchanged = compare(place, mod_revision=queues[0].mod_revision)
             return GuardedWrite((value, outcome.revision), (unchanged,), tuple(then))
 
-    # Inside -----------------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _asking(self, asked: str, query: Query | None = None, *texts: bytes) -> Iterator[None]:
         """Within, what goes wrong with etcd is a `StoreError` that says what was asked."""
@@ -314,16 +307,14 @@ class EtcdV3Store(Store):
             yield
         except EtcdLeaseLostError as exc:
             raise self._store_lease.over() from exc
-        except EtcdForkError as exc:
-            raise StoreForkError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
         except EtcdError as exc:
-            raise StoreError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
+            error = StoreForkError if isinstance(exc, EtcdForkError) else StoreError
+            raise error(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
 
 
 def _batches(pairs: dict[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
     """Pairs that fit into a transaction together; a large one goes by itself."""
-    batch: dict[bytes, bytes] = {}
-    size = 0
+    batch, size = dict[bytes, bytes](), 0
     for name, value in pairs.items():
         size += len(name) + len(value)
         if batch and (size > PART_BYTES or len(batch) == NAMES_AT_ONCE):
