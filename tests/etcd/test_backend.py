@@ -160,7 +160,7 @@ def test_a_write_that_was_overwritten_before_its_answer_came_was_written_all_the
     other = EtcdRendezvousBackend(one_etcd.client(), name, "/documents")
     first = backend.set_state(b"1")
     assert first is not None
-    turn = Keys._turn
+    turn = Keys._pause
 
     def overwrite(self: Keys, *args: Any) -> None:
         # Between the lost answer and the next attempt.
@@ -170,7 +170,7 @@ def test_a_write_that_was_overwritten_before_its_answer_came_was_written_all_the
         assert other.set_state(b"theirs", there[1]) is not None
         turn(self, *args)
 
-    monkeypatch.setattr(Keys, "_turn", overwrite)
+    monkeypatch.setattr(Keys, "_pause", overwrite)
     proxy.lose_answer_to("PUT")
     second = backend.set_state(b"2", first[1])
     assert second is not None

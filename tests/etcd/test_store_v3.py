@@ -205,7 +205,9 @@ def test_what_is_written_between_others_in_the_order_of_names_is_not_awaited(
         store.multi_set(["a", "a=", "a>", "b"], ["", "", "", ""])
         written = client.get(f"{name}/~keys/b=")
         assert written is not None
-        until(lambda: watch._watched.next_revision > written.mod_revision and watch._items.empty(), "all was seen")
+        until(
+            lambda: watch._watched.next_revision > written.mod_revision and watch._watched.items.empty(), "all was seen"
+        )
         store.set("c", "")
         assert looked.result(SOON_S)
 
@@ -640,7 +642,7 @@ def test_large_entries_pass_through_a_queue_and_leave_nothing(
 
 
 def test_what_a_dead_writer_has_left_is_removed_by_the_next(store: EtcdV3Store, direct: EtcdClient, name: str) -> None:
-    store._values.lay(store._names.value(b"key"), LARGE)  # and dies
+    store._values.prepare(store._names.value(b"key"), LARGE)  # and dies
     assert parts_of(direct, name) == 4
     store.set("other", "x")
     assert parts_of(direct, name) == 4

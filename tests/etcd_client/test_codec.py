@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.etcd_client.codec import Field, Message, decode, encode, fields_of
 from rallypoint.etcd_client.errors import EtcdMessageError
-from rallypoint.etcd_client.messages import KeyValue, LeaseRevokeRequest, PutRequest
+from rallypoint.etcd_client.messages import KeyValue, LeaseRequest, PutRequest
 from tests.etcd_client.oracle import MESSAGES, read_by_protobuf, written_by_protobuf
 
 _SCALARS: dict[type, st.SearchStrategy[Any]] = {
@@ -88,9 +88,9 @@ def test_a_refusal_says_what_is_wrong_and_where(data: bytes, sentence: str) -> N
 @pytest.mark.parametrize("bits", range(1, 64))
 def test_numbers_of_every_length_are_written_and_read_as_protobuf_does(bits: int) -> None:
     for number in {(1 << bits) - 1, -(1 << bits), min(1 << bits, (1 << 63) - 1), -1}:
-        message = LeaseRevokeRequest(number)
+        message = LeaseRequest(number)
         assert encode(message) == written_by_protobuf(message)
-        assert decode(LeaseRevokeRequest, encode(message)) == message
+        assert decode(LeaseRequest, encode(message)) == message
 
 
 @pytest.mark.parametrize(

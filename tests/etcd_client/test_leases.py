@@ -12,6 +12,7 @@ import pytest
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
 from rallypoint.etcd_client.lease_keeper import LeaseKeeper
 from rallypoint.etcd_client.message_stream import MessageStream
+from rallypoint.etcd_client.messages import LeaseResponse
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, etcd, etcdctl, proxy_to, user_of
 from tests.waiting import until
@@ -31,15 +32,14 @@ def test_a_lease_is_kept_alive_and_its_keys_with_it(client: EtcdClient, prefix: 
     assert client.get(prefix) is None
 
 
-def test_a_lease_that_is_not_kept_or_released_expires(client: EtcdClient, prefix: str) -> None:
-    bare, released = client.grant(1, keep=False), client.grant(1)
-    client.put(prefix + "bare", "x", lease=bare)
+def test_a_lease_that_is_released_expires(client: EtcdClient, prefix: str) -> None:
+    released = client.grant(1)
     client.put(prefix + "released", "x", lease=released)
     released.release()
     until(lambda: not client.range(prefix, prefix=True).kvs, "the keys expire")
-    assert client.time_to_live(bare).ttl == -1
+    assert client.time_to_live(released).ttl == -1
     with pytest.raises(EtcdLeaseLostError, match="no such lease"):
-        client.put(prefix, "x", lease=bare)
+        client.put(prefix, "x", lease=released)
 
 
 def test_who_loses_a_lease_hears_of_it(client: EtcdClient, server: Cluster) -> None:
@@ -65,7 +65,7 @@ def test_a_grant_whose_answer_was_lost_is_the_same_lease(server: Cluster, monkey
 
         loser = threading.Thread(target=lose_it)
         loser.start()
-        lease = client.grant(60, keep=False)
+        lease = client.grant(60)
         loser.join()
         assert (lease.id, lease.ttl_s) == (chosen, 60)
         lease.revoke()
@@ -99,7 +99,9 @@ def test_a_lease_outlives_no_work_that_has_stopped(client: EtcdClient, prefix: s
 def test_a_lease_whose_work_goes_on_in_time_is_renewed(client: EtcdClient) -> None:
     stopped = threading.Event()
     stopped.set()
-    adopted = client.adopt(client.grant(3, keep=False).id, renew_while=lambda: not stopped.is_set())
+    first = client.grant(3)
+    first.release()
+    adopted = client.adopt(first.id, renew_while=lambda: not stopped.is_set())
     until(lambda: adopted.trouble is not None, "it is not renewed")
     stopped.clear()
     granted = adopted.renewal.until
@@ -143,11 +145,11 @@ def test_two_of_a_process_keep_one_lease_and_one_lets_go(client: EtcdClient) -> 
 def test_an_error_of_the_program_costs_no_lease(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, errors = LeaseKeeper._heard, list[MessageStream]()
 
-    def fails_once(keeper: LeaseKeeper, stream: MessageStream, data: bytes) -> None:
+    def fails_once(keeper: LeaseKeeper, stream: MessageStream, message: LeaseResponse) -> None:
         if not errors:
             errors.append(stream)
             raise ValueError("an error")
-        heard(keeper, stream, data)
+        heard(keeper, stream, message)
 
     monkeypatch.setattr(LeaseKeeper, "_heard", fails_once)
     leases = [client.grant(2) for _ in range(2)]

@@ -19,7 +19,6 @@ from rallypoint.etcd_client import (
     EtcdClient,
     EtcdNoSpaceError,
     EtcdUnavailableError,
-    put_op,
     transport,
 )
 from tests.etcd.servers import HOST, shared
@@ -202,7 +201,7 @@ def test_a_refusal_after_a_lost_answer_says_that_it_may_have_happened(
 
     monkeypatch.setattr(transport.Channel, "call", fails)
     with pytest.raises(EtcdNoSpaceError, match=r"quota.*\(Txn at .*the earlier one may have happened"):
-        client.transaction(then=[put_op(prefix, "1")], again=True)
+        client.guarded_put(prefix, "1", mod_revision=0)
 
 
 def test_a_write_whose_answer_cannot_be_read_may_have_happened(

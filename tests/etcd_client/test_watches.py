@@ -9,8 +9,8 @@ import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdClosedError, EtcdRefusedError, Resync
 from rallypoint.etcd_client.messages import WatchResponse
-from rallypoint.etcd_client.watch_state import WatchedRange, WatchEffects, WatchState
-from rallypoint.etcd_client.watch_stream import Items, WatchStream
+from rallypoint.etcd_client.watch_state import WatchedRange, WatchState
+from rallypoint.etcd_client.watch_stream import WatchStream
 from tests.etcd.servers import Cluster
 from tests.etcd_client.stage import SOON_S, compact, cut_off, etcd, fresh, take, user_of, values
 from tests.waiting import until
@@ -76,9 +76,9 @@ def test_a_watch_that_is_made_while_its_client_is_closed_ends_as_well(
 ) -> None:
     twin, add = client.twin(), WatchStream.add
 
-    def add_late(stream: WatchStream, watched: WatchedRange, items: Items) -> None:
+    def add_late(stream: WatchStream, watched: WatchedRange) -> None:
         twin.close()
-        add(stream, watched, items)
+        add(stream, watched)
 
     monkeypatch.setattr(WatchStream, "add", add_late)
     with twin.watch(prefix, revision=1) as watch, pytest.raises(EtcdClosedError, match="the watch was closed"):
@@ -117,11 +117,11 @@ def test_an_error_of_the_program_costs_no_event(
 ) -> None:
     heard, errors = WatchState.heard, list[WatchResponse]()
 
-    def fails_once(state: WatchState, response: WatchResponse) -> WatchEffects:
+    def fails_once(state: WatchState, response: WatchResponse) -> None:
         if response.events and not errors:
             errors.append(response)
             raise ValueError("an error")
-        return heard(state, response)
+        heard(state, response)
 
     monkeypatch.setattr(WatchState, "heard", fails_once)
     with client.watch(prefix) as watch:

@@ -8,31 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
+from typing import TypeVar
 
+from rallypoint.etcd_client import messages
 from rallypoint.etcd_client.cluster import Cluster, RetryKind
+from rallypoint.etcd_client.codec import Message
 from rallypoint.etcd_client.endpoints import Tls, User, parse_endpoints
 from rallypoint.etcd_client.errors import EtcdClosedError, EtcdLeaseLostError, EtcdRefusedError
 from rallypoint.etcd_client.lease_keeper import LeaseKeeper
 from rallypoint.etcd_client.leases import Lease, Renewal
-from rallypoint.etcd_client.messages import (
-    Compare,
-    DeleteRangeRequest,
-    DeleteRangeResponse,
-    KeyValue,
-    LeaseGrantRequest,
-    LeaseGrantResponse,
-    LeaseRevokeRequest,
-    LeaseTimeToLiveRequest,
-    LeaseTimeToLiveResponse,
-    PutRequest,
-    RangeRequest,
-    RangeResponse,
-    RequestOp,
-    Response,
-    TxnRequest,
-    TxnResponse,
-)
+from rallypoint.etcd_client.messages import Compare, KeyValue, RangeResponse, RequestOp
 from rallypoint.etcd_client.transactions import (
     GuardedPut,
     Text,
@@ -48,7 +33,8 @@ from rallypoint.etcd_client.watch_stream import WatchStream
 from rallypoint.etcd_client.watches import Watch
 
 _PAGE = 1000
-_RANGE = "/etcdserverpb.KV/Range"
+
+M = TypeVar("M", bound=Message)
 
 
 class EtcdClient:
@@ -110,8 +96,9 @@ class EtcdClient:
         timeout_s: float | None = None,
     ) -> RangeResponse:
         """Keys in their order: one, all with a prefix, or up to but without an end."""
-        request = RangeRequest(*range_of(key, prefix, end), limit, revision, keys_only, count_only)
-        return self._open.call(_RANGE, request, RangeResponse, self._time(timeout_s))
+        where = range_of(key, prefix, end)
+        request = messages.RangeRequest(*where, limit, revision, keys_only, count_only)
+        return self._call("KV/Range", request, RangeResponse, timeout_s)
 
     def pages(
         self,
@@ -127,26 +114,25 @@ class EtcdClient:
         """The same in pages, all of them at one revision, however much is written meanwhile."""
         start, stop = range_of(key, prefix, end)
         while True:
-            request = RangeRequest(start, stop, page, revision, keys_only=keys_only)
-            found = self._open.call(_RANGE, request, RangeResponse, self._time(timeout_s))
+            found = self.range(start, end=stop, limit=page, revision=revision, keys_only=keys_only, timeout_s=timeout_s)
             yield found
             if not found.more or not found.kvs:
                 return
             start, revision = found.kvs[-1].key + b"\0", revision or found.revision
 
-    def put(self, key: Text, value: Text, *, lease: Lease | int = 0, timeout_s: float | None = None) -> Response:
+    def put(
+        self, key: Text, value: Text, *, lease: Lease | int = 0, timeout_s: float | None = None
+    ) -> messages.Response:
         """Write one key.  `EtcdAmbiguousError` means that it may have happened."""
-        request = PutRequest(to_bytes(key), to_bytes(value), _id(lease))
-        return self._open.call("/etcdserverpb.KV/Put", request, Response, self._time(timeout_s), RetryKind.ONCE)
+        request = messages.PutRequest(to_bytes(key), to_bytes(value), _id(lease))
+        return self._call("KV/Put", request, messages.Response, timeout_s, RetryKind.ONCE)
 
     def delete(
         self, key: Text, *, prefix: bool = False, end: Text | None = None, timeout_s: float | None = None
-    ) -> DeleteRangeResponse:
+    ) -> messages.DeleteRangeResponse:
         """Delete one key, or a range; the answer has their number.  `EtcdAmbiguousError`: it may have happened."""
-        request = DeleteRangeRequest(*range_of(key, prefix, end))
-        return self._open.call(
-            "/etcdserverpb.KV/DeleteRange", request, DeleteRangeResponse, self._time(timeout_s), RetryKind.ONCE
-        )
+        request = messages.DeleteRangeRequest(*range_of(key, prefix, end))
+        return self._call("KV/DeleteRange", request, messages.DeleteRangeResponse, timeout_s, RetryKind.ONCE)
 
     def transaction(
         self,
@@ -154,16 +140,12 @@ class EtcdClient:
         then: Sequence[RequestOp] = (),
         otherwise: Sequence[RequestOp] = (),
         *,
-        again: bool = False,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened.
-
-        `again` says that it does no harm if it happens twice: when an answer is lost, another member is asked to do it.
-        """
+        """All of `then` if all conditions hold, else all of `otherwise`.  `EtcdAmbiguousError`: it may have happened."""
         is_read = all(op.request_range is not None for op in (*then, *otherwise))
-        kind = RetryKind.READ if is_read else RetryKind.AGAIN if again else RetryKind.ONCE
-        return self._transact(TxnRequest(tuple(when), tuple(then), tuple(otherwise)), timeout_s, kind)
+        kind = RetryKind.READ if is_read else RetryKind.ONCE
+        return self._transact(messages.TxnRequest(tuple(when), tuple(then), tuple(otherwise)), timeout_s, kind)
 
     def guarded_put(
         self,
@@ -184,12 +166,8 @@ class EtcdClient:
         `EtcdAmbiguousError` is raised only if no member answers until the deadline.
         """
         wanted = to_bytes(value)
-        request = TxnRequest(
-            (compare(key, mod_revision=mod_revision), *when),
-            (put_op(key, wanted, lease=_id(lease)), *then),
-            (get_op(key),),
-        )
-        outcome = self._transact(request, timeout_s, RetryKind.AGAIN)
+        when, then = (compare(key, mod_revision=mod_revision), *when), (put_op(key, wanted, lease=_id(lease)), *then)
+        outcome = self._transact(messages.TxnRequest(when, then, (get_op(key),)), timeout_s, RetryKind.AGAIN)
         if outcome.succeeded:
             return GuardedPut(True, outcome.revision, None)
         found = outcome.answers[0]
@@ -199,20 +177,13 @@ class EtcdClient:
             return GuardedPut(True, current.mod_revision, None)
         return GuardedPut(False, current.mod_revision if current is not None else 0, current)
 
-    def _transact(self, request: TxnRequest, timeout_s: float | None, kind: RetryKind) -> TransactionResult:
-        return TransactionResult.of(
-            self._open.call("/etcdserverpb.KV/Txn", request, TxnResponse, self._time(timeout_s), kind)
-        )
+    def _transact(self, request: messages.TxnRequest, timeout_s: float | None, kind: RetryKind) -> TransactionResult:
+        return TransactionResult.of(self._call("KV/Txn", request, messages.TxnResponse, timeout_s, kind))
 
     # Leases -----------------------------------------------------------------------------------------------------------
 
     def grant(
-        self,
-        ttl_s: int,
-        *,
-        keep: bool = True,
-        renew_while: Callable[[], bool] | None = None,
-        timeout_s: float | None = None,
+        self, ttl_s: int, *, renew_while: Callable[[], bool] | None = None, timeout_s: float | None = None
     ) -> Lease:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
@@ -221,15 +192,14 @@ class EtcdClient:
         """
         # The id is ours, so that a grant whose answer was lost can be asked for again.
         asked_at, lease_id = time.monotonic(), secrets.randbits(62) + 1
-        request = LeaseGrantRequest(ttl_s, lease_id)
-        method = "/etcdserverpb.Lease/LeaseGrant"
+        request, kind = messages.LeaseGrantRequest(ttl_s, lease_id), RetryKind.AGAIN
         try:
-            granted_s = self._open.call(method, request, LeaseGrantResponse, self._time(timeout_s), RetryKind.AGAIN).ttl
+            granted_s = self._call("Lease/LeaseGrant", request, messages.LeaseResponse, timeout_s, kind).ttl
         except EtcdRefusedError as refusal:
             if "lease already exists" not in str(refusal):
                 raise
             granted_s = self.time_to_live(lease_id, timeout_s=timeout_s).granted_ttl
-        return self._lease(lease_id, Renewal(granted_s, asked_at), renew_while, keep=keep)
+        return self._lease(lease_id, Renewal(granted_s, asked_at), renew_while)
 
     def adopt(
         self, lease_id: int, *, renew_while: Callable[[], bool] | None = None, timeout_s: float | None = None
@@ -243,9 +213,9 @@ class EtcdClient:
         if found.ttl <= 0:
             raise EtcdLeaseLostError(f"lease {lease_id:x} has expired or was revoked")
         renewal = Renewal(found.granted_ttl, asked_at - (found.granted_ttl - found.ttl))
-        return self._lease(lease_id, renewal, renew_while, keep=True)
+        return self._lease(lease_id, renewal, renew_while)
 
-    def _lease(self, lease_id: int, renewal: Renewal, renew_while: Callable[[], bool] | None, *, keep: bool) -> Lease:
+    def _lease(self, lease_id: int, renewal: Renewal, renew_while: Callable[[], bool] | None) -> Lease:
         keeper = self._open.service(LeaseKeeper)
 
         def let_go(lease: Lease) -> None:
@@ -253,27 +223,30 @@ class EtcdClient:
             self._leases.discard(lease)
 
         lease = Lease(lease_id, renewal, renew_while, let_go, self.revoke)
-        if keep:
-            self._leases.add(lease)
-            keeper.keep(lease)
+        self._leases.add(lease)
+        keeper.keep(lease)
         return lease
 
     def revoke(self, lease: Lease | int, *, wait: bool = True, timeout_s: float | None = None) -> None:
         """End a lease and delete its keys; fine if it is gone already.  With `wait=False`, in the background."""
-        revoke = partial(_revoke, self._open, _id(lease), self._time(timeout_s))
+        cluster, lease_id, time_s = self._open, _id(lease), self._time(timeout_s)
+
+        def revoke() -> None:
+            request, method = messages.LeaseRequest(lease_id), "/etcdserverpb.Lease/LeaseRevoke"
+            with suppress(EtcdLeaseLostError):
+                cluster.call(method, request, messages.Response, time_s, RetryKind.AGAIN)
+
         if wait:
             revoke()
         else:
-            self._open.revoke_in_background(revoke)
+            cluster.revoke_in_background(revoke)
 
     def time_to_live(
         self, lease: Lease | int, *, keys: bool = False, timeout_s: float | None = None
-    ) -> LeaseTimeToLiveResponse:
+    ) -> messages.LeaseResponse:
         """What is left of a lease (-1: it is gone), and the keys that hang on it."""
-        request = LeaseTimeToLiveRequest(_id(lease), keys)
-        return self._open.call(
-            "/etcdserverpb.Lease/LeaseTimeToLive", request, LeaseTimeToLiveResponse, self._time(timeout_s)
-        )
+        request = messages.LeaseRequest(_id(lease), keys)
+        return self._call("Lease/LeaseTimeToLive", request, messages.LeaseResponse, timeout_s)
 
     # Watches ----------------------------------------------------------------------------------------------------------
 
@@ -303,8 +276,6 @@ class EtcdClient:
             watch.close()
         return watch
 
-    # The end ----------------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """End the watches and let the leases of this client expire; revoke them first if they are to go at once."""
         cluster, self._cluster = self._cluster, None
@@ -319,9 +290,7 @@ class EtcdClient:
     def __enter__(self) -> EtcdClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -336,11 +305,10 @@ class EtcdClient:
     def _time(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
 
-
-def _revoke(cluster: Cluster, lease_id: int, timeout_s: float) -> None:
-    request, method = LeaseRevokeRequest(lease_id), "/etcdserverpb.Lease/LeaseRevoke"
-    with suppress(EtcdLeaseLostError):
-        cluster.call(method, request, Response, timeout_s, RetryKind.AGAIN)
+    def _call(
+        self, method: str, request: Message, answer: type[M], timeout_s: float | None, kind: RetryKind = RetryKind.READ
+    ) -> M:
+        return self._open.call(f"/etcdserverpb.{method}", request, answer, self._time(timeout_s), kind)
 
 
 def _id(lease: Lease | int) -> int:

@@ -15,20 +15,11 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeVar
 
+from rallypoint.etcd_client import errors
 from rallypoint.etcd_client.codec import Message, decode, encode
 from rallypoint.etcd_client.endpoints import Attempts, Rotation, Tls, User
-from rallypoint.etcd_client.errors import (
-    EtcdAmbiguousError,
-    EtcdAuthError,
-    EtcdClosedError,
-    EtcdError,
-    EtcdHopelessError,
-    EtcdMessageError,
-    EtcdRefusedError,
-    EtcdUnavailableError,
-)
 from rallypoint.etcd_client.failures import FailureAction, classify
-from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, Response, StatusRequest
+from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, Response
 from rallypoint.etcd_client.transport import CallFailedError, Channel, Channels, Metadata, check_process
 from rallypoint.forks import OpenedIn
 
@@ -44,6 +35,7 @@ _LONGEST_TRY_S = 2.5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOGINS = 2
 _CLOSE_S = 1.0
+_REVOKE = "etcd-revoke"  # the name of the threads that do so
 _SENT_BEFORE = "; it had been sent before, and that answer was lost: the earlier one may have happened"
 
 M = TypeVar("M", bound=Message)
@@ -76,21 +68,13 @@ class Cluster:
         self._proven: set[str] = set()  # endpoints that have answered since they last failed
         self._token: Metadata = ()
         self._login_lock = threading.Lock()
-        self._lock = threading.RLock()  # for the next four
+        self._lock = threading.RLock()  # for the next three
         self._users = 1
         self._services: dict[Any, Any] = {}
         self._threads: list[threading.Thread] = []
-        self._revoking: list[threading.Thread] = []
-
-    # Calls ------------------------------------------------------------------------------------------------------------
 
     def call(
-        self,
-        method: str,
-        request: Message,
-        answer: type[M],
-        timeout_s: float,
-        kind: RetryKind = RetryKind.READ,
+        self, method: str, request: Message, answer: type[M], timeout_s: float, kind: RetryKind = RetryKind.READ
     ) -> M:
         """Ask one endpoint after the other until one answers."""
         check_process(self.opened_in)
@@ -110,7 +94,7 @@ class Cluster:
                     self._prove(channel, try_s)
                     try_s = max(deadline - time.monotonic(), 0.001)
                 sent = True
-                found = _decode(answer, channel.call(method, data, try_s, metadata))
+                found = decode_answer(answer, channel.call(method, data, try_s, metadata))
                 self._proven.add(endpoint)
                 return found
             except CallFailedError as failure:
@@ -122,7 +106,7 @@ class Cluster:
                     attempts.note(endpoint, judgement.words)
                     attempts.logins += 1
                     if self.user is None or method == AUTHENTICATE or attempts.logins > _LOGINS:
-                        raise EtcdAuthError(f"{judgement.words} {where}") from failure
+                        raise errors.EtcdAuthError(f"{judgement.words} {where}") from failure
                     self.login(logins, deadline - time.monotonic())
                     continue
                 has_new_certificates = self.failed(endpoint)
@@ -142,20 +126,19 @@ class Cluster:
 
     def _prove(self, channel: Channel, timeout_s: float) -> None:
         """Find out whether the endpoint answers.  Newer versions of etcd refuse their status to some users: an answer, too."""
-        if channel.endpoint in self._proven:
-            return
         try:
-            channel.call(STATUS, encode(StatusRequest()), timeout_s, self._token)
+            if channel.endpoint not in self._proven:
+                channel.call(STATUS, encode(Message()), timeout_s, self._token)
         except CallFailedError as failure:
-            if classify(failure.code, failure.details).error is not EtcdAuthError:
+            if classify(failure.code, failure.details).error is not errors.EtcdAuthError:
                 raise
 
     def warm_up(self) -> None:
         """Begin to connect without waiting; a failure is reported by the first call, not here."""
 
         def connect() -> None:
-            with suppress(EtcdError):
-                self.call(STATUS, StatusRequest(), Response, _LONGEST_TRY_S)
+            with suppress(errors.EtcdError):
+                self.call(STATUS, Message(), Response, _LONGEST_TRY_S)
 
         with suppress(RuntimeError):
             self.start(connect, "etcd-connect")
@@ -171,19 +154,17 @@ class Cluster:
             tell(endpoint)
         return self.channels.reload_certificates()
 
-    def _no_answer(self, method: str, timeout_s: float, attempts: Attempts) -> EtcdError:
+    def _no_answer(self, method: str, timeout_s: float, attempts: Attempts) -> errors.EtcdError:
         if attempts.ambiguous:
-            return EtcdAmbiguousError(
+            return errors.EtcdAmbiguousError(
                 f"{_name(method)} was sent and its answer was lost: it may or may not have happened; read back before "
                 f"doing it again. {attempts}"
             )
         if self.closing.is_set():
-            return EtcdClosedError(f"the client was closed during {_name(method)}")
+            return errors.EtcdClosedError(f"the client was closed during {_name(method)}")
         if attempts.all_hopeless:
-            return EtcdHopelessError(f"etcd gave no answer to {_name(method)}. {attempts}")
-        return EtcdUnavailableError(f"etcd gave no answer to {_name(method)} within {timeout_s:g} s. {attempts}")
-
-    # The token --------------------------------------------------------------------------------------------------------
+            return errors.EtcdHopelessError(f"etcd gave no answer to {_name(method)}. {attempts}")
+        return errors.EtcdUnavailableError(f"etcd gave no answer to {_name(method)} within {timeout_s:g} s. {attempts}")
 
     def metadata(self, timeout_s: float) -> Metadata:
         """What is sent along with a call or stream; the first call of a user fetches its token."""
@@ -196,7 +177,7 @@ class Cluster:
         assert self.user is not None
         deadline = time.monotonic() + timeout_s
         if not self._login_lock.acquire(timeout=max(timeout_s, 0)):
-            raise EtcdUnavailableError(
+            raise errors.EtcdUnavailableError(
                 f"etcd gave no answer to Authenticate within {max(timeout_s, 0):g} s, which another call of this process "
                 f"was waiting for"
             )
@@ -207,7 +188,7 @@ class Cluster:
             try:
                 answer = self.call(AUTHENTICATE, request, AuthenticateResponse, deadline - time.monotonic())
                 self._token = (("token", answer.token),)
-            except EtcdRefusedError as refusal:
+            except errors.EtcdRefusedError as refusal:
                 if "authentication is not enabled" not in str(refusal):
                     raise
                 self._token = ()  # this etcd has no users, and allows everything
@@ -215,27 +196,22 @@ class Cluster:
         finally:
             self._login_lock.release()
 
-    # Threads and users ------------------------------------------------------------------------------------------------
-
     def service(self, kind: Callable[[Cluster], S]) -> S:
         """The one lease keeper, or watch stream, of this cluster; started when it is first asked for."""
         check_process(self.opened_in)
         with self._lock:
             if self.closing.is_set():
-                raise EtcdClosedError("the client is closed")
-            if kind not in self._services:
-                self._services[kind] = kind(self)
-            service: S = self._services[kind]
+                raise errors.EtcdClosedError("the client is closed")
+            service: S = self._services.get(kind) or self._services.setdefault(kind, kind(self))
             return service
 
-    def start(self, run: Callable[[], None], name: str) -> threading.Thread:
+    def start(self, run: Callable[[], None], name: str) -> None:
         """A thread that belongs to this cluster; RuntimeError where the system has none left."""
         check_process(self.opened_in)
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         with self._lock:
-            self._threads = [*(other for other in self._threads if other.is_alive()), thread]
-        return thread
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     def revoke_in_background(self, revoke: Callable[[], None]) -> None:
         """Run `revoke` on a thread of its own; `close` gives it a moment to finish."""
@@ -243,16 +219,13 @@ class Cluster:
         def run() -> None:
             try:
                 revoke()
-            except EtcdError as problem:
+            except errors.EtcdError as problem:
                 log.info("a lease was not revoked, and expires by itself: %s", problem)
 
         with suppress(RuntimeError):  # without a thread, the lease expires by itself
-            thread = self.start(run, "etcd-revoke")
-            with self._lock:
-                self._revoking = [*(other for other in self._revoking if other.is_alive()), thread]
+            self.start(run, _REVOKE)
 
     def retain(self) -> Cluster:
-        """Count one more user."""
         with self._lock:
             self._users += 1
         return self
@@ -265,9 +238,9 @@ class Cluster:
             self._users -= 1
             if self._users:
                 return
-        _join(self._revoking)
+        _join([thread for thread in self._threads if thread.name == _REVOKE])
         self.closing.set()
-        with self._lock:
+        with self._lock:  # after this, none is added
             services = list(self._services.values())
         for service in services:
             service.close()
@@ -283,10 +256,11 @@ def _join(threads: list[threading.Thread]) -> None:
             thread.join(max(deadline - time.monotonic(), 0))
 
 
-def _decode(answer: type[M], data: bytes) -> M:
+def decode_answer(answer: type[M], data: bytes) -> M:
+    """The answer in these bytes; a call whose answer cannot be read has failed."""
     try:
         return decode(answer, data)
-    except EtcdMessageError as problem:
+    except errors.EtcdMessageError as problem:
         raise CallFailedError("DATA_LOSS", f"no answer of etcd's: {problem}") from problem
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -48,17 +48,16 @@ class Field:
 
 
 @cache
-def _table_of(cls: type[Message]) -> tuple[tuple[Field, ...], dict[int, Field]]:
-    """The fields in the order of their numbers; and by number and wire type: with another type, a number is unknown."""
+def _table_of(cls: type[Message]) -> dict[int, Field]:
+    """The fields in the order of their numbers, by number and wire type: with another type, a number is unknown."""
     hints = get_type_hints(cls, include_extras=True)
     fields = sorted((_field(name, hints[name]) for name in cls.__struct_fields__), key=lambda field: field.number)
-    return tuple(fields), {field.number << 3 | field.wire_type: field for field in fields}
+    return {field.number << 3 | field.wire_type: field for field in fields}
 
 
 def _field(name: str, hint: Any) -> Field:
     """The field of a hint such as `Annotated[tuple[KeyValue, ...], 2]`."""
     base, number = get_args(hint)
-    assert get_origin(hint) is Annotated, hint
     repeated, optional = get_origin(base) is tuple, get_origin(base) in (Union, types.UnionType)
     kind = get_args(base)[0] if repeated or optional else base
     return Field(name, number, kind, repeated, optional, _VARINT if kind in (int, bool) else _LENGTH)
@@ -66,16 +65,13 @@ def _field(name: str, hint: Any) -> Field:
 
 def fields_of(cls: type[Message]) -> tuple[Field, ...]:
     """The fields of a message, in the order in which they are written."""
-    return _table_of(cls)[0]
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
+    return tuple(_table_of(cls).values())
 
 
 def encode(message: Message) -> bytes:
     """A message as bytes: the same bytes that protobuf writes."""
     out = bytearray()
-    for field in _table_of(type(message))[0]:
+    for field in _table_of(type(message)).values():
         value = getattr(message, field.name)
         if field.repeated:
             for item in value:
@@ -113,25 +109,17 @@ def _write_varint(out: bytearray, number: int) -> None:
     out.append(number)
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
-
-
 def decode(cls: type[M], data: bytes) -> M:
     """The message in these bytes."""
-    by_key = _table_of(cls)[1]
-    found: dict[str, Any] = {}
-    position = 0
+    table, found, position = _table_of(cls), dict[str, Any](), 0
     while position < len(data):
         key, position = _read_varint(cls, data, position)
         value, position = _read_value(cls, data, key, position)
-        field = by_key.get(key)
-        if field is None:
-            continue
-        value = _typed(cls, field, value)
-        if field.repeated:
-            found.setdefault(field.name, []).append(value)
-        else:
-            found[field.name] = value
+        field = table.get(key)
+        if field is not None and field.repeated:
+            found.setdefault(field.name, []).append(_typed(cls, field, value))
+        elif field is not None:
+            found[field.name] = _typed(cls, field, value)
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
 
 

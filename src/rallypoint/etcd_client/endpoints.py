@@ -31,21 +31,21 @@ class Tls:
         if (self.cert_file is None) != (self.key_file is None):
             raise EtcdRefusedError("a client certificate and its key go together: give both cert_file and key_file")
 
-    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+    def read(self) -> list[bytes | None]:
         """The contents: authority, key, certificate."""
-        return _read(self.ca_file, "ca_file"), _read(self.key_file, "key_file"), _read(self.cert_file, "cert_file")
+        return [self._read(what) for what in ("ca_file", "key_file", "cert_file")]
 
-
-def _read(path: str | None, what: str) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        content = Path(path).read_bytes()
-    except OSError as problem:
-        raise EtcdMissingError(f"{what} {path!r} cannot be read: {problem.strerror}") from problem
-    if b"-----BEGIN " not in content:
-        raise EtcdMissingError(f"{what} {path!r} holds nothing in PEM format (no line with -----BEGIN)")
-    return content
+    def _read(self, what: str) -> bytes | None:
+        path: str | None = getattr(self, what)
+        if path is None:
+            return None
+        try:
+            content = Path(path).read_bytes()
+        except OSError as problem:
+            raise EtcdMissingError(f"{what} {path!r} cannot be read: {problem.strerror}") from problem
+        if b"-----BEGIN " not in content:
+            raise EtcdMissingError(f"{what} {path!r} holds nothing in PEM format (no line with -----BEGIN)")
+        return content
 
 
 @dataclass(frozen=True)
@@ -58,35 +58,29 @@ class User:
 
 def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[tuple[str, ...], bool | None]:
     """The endpoints of `a:2379,b:2379`, `etcd://a,b` or `https://a:2379` as host:port, and whether TLS (None: not said)."""
-    listed = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
-    places: list[str] = []
-    secure: set[bool] = set()
-    for entry in listed:
+    places: dict[str, None] = {}
+    schemes: set[str] = set()
+    for entry in endpoints.split(",") if isinstance(endpoints, str) else endpoints:
         text = entry.strip()
-        scheme = _SCHEME.match(text)
-        if scheme:
-            name = scheme[1].lower()
-            if name not in ("etcd", "http", "https"):
+        if found := _SCHEME.match(text):
+            scheme, text = found[1].lower(), text[found.end() :].rstrip("/")
+            if scheme not in ("etcd", "http", "https"):
                 raise EtcdRefusedError(
-                    f"endpoint {entry!r}: {name}:// is unknown; write host:port, http:// or https://"
+                    f"endpoint {entry!r}: {scheme}:// is unknown; write host:port, http:// or https://"
                 )
-            if name != "etcd":
-                secure.add(name == "https")
-            text = text[scheme.end() :].rstrip("/")
+            schemes.add(scheme)
         try:
             if not text:
                 raise ValueError("it is empty")
-            address = written(*parse_endpoint(text, DEFAULT_PORT))
+            places[written(*parse_endpoint(text, DEFAULT_PORT))] = None
         except ValueError as exc:
             raise EtcdRefusedError(
                 f"endpoint {entry!r} is no host:port; write for example 10.0.0.5:2379, etcd-0.local:2379 or [::1]:2379, "
                 f"several of them with commas in between"
             ) from exc
-        if address not in places:
-            places.append(address)
-    if len(secure) > 1:
+    if {"http", "https"} <= schemes:
         raise EtcdRefusedError(f"{endpoints!r} mixes http:// and https://; use one for all members")
-    return tuple(places), (secure.pop() if secure else None)
+    return tuple(places), ("https" in schemes) if schemes - {"etcd"} else None
 
 
 class Rotation:
@@ -97,7 +91,6 @@ class Rotation:
 
     @property
     def current(self) -> str:
-        """The endpoint to ask."""
         return self.order[0]
 
     def failed(self, endpoint: str) -> None:
@@ -119,14 +112,13 @@ class Attempts:
         self.rounds = 0
         self.logins = 0
         self.ambiguous = False  # it was sent, and its answer was lost
-        self._endpoints = endpoints
-        self._answers: dict[str, str] = {}
+        self._answers: dict[str, str] = dict.fromkeys(endpoints, "not asked")
         self._hopeless: set[str] = set()
 
     def ends_round(self, endpoint: str) -> bool:
         """Count this endpoint as asked; True if all have been, and a new round begins."""
         self.asked.add(endpoint)
-        if len(self.asked) < len(self._endpoints):
+        if len(self.asked) < len(self._answers):
             return False
         self.asked.clear()
         self.rounds += 1
@@ -140,7 +132,7 @@ class Attempts:
     @property
     def all_hopeless(self) -> bool:
         """No endpoint will answer otherwise if it is asked again."""
-        return len(self._hopeless) == len(self._endpoints)
+        return len(self._hopeless) == len(self._answers)
 
     def __str__(self) -> str:
-        return "; ".join(f"{endpoint}: {self._answers.get(endpoint, 'not asked')}" for endpoint in self._endpoints)
+        return "; ".join(f"{endpoint}: {answer}" for endpoint, answer in self._answers.items())

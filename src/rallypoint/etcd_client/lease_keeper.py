@@ -13,36 +13,31 @@ from contextlib import suppress
 from functools import partial
 
 from rallypoint.etcd_client.cluster import Cluster
-from rallypoint.etcd_client.codec import decode
-from rallypoint.etcd_client.errors import EtcdError, EtcdMessageError
+from rallypoint.etcd_client.errors import EtcdError
 from rallypoint.etcd_client.failures import FailureAction, classify
 from rallypoint.etcd_client.leases import Lease
 from rallypoint.etcd_client.message_stream import MessageStream, StreamThread
-from rallypoint.etcd_client.messages import LeaseKeepAliveRequest, LeaseKeepAliveResponse
+from rallypoint.etcd_client.messages import LeaseRequest, LeaseResponse
 from rallypoint.etcd_client.transport import CallFailedError
 
 log = logging.getLogger("rallypoint.etcd_client")
-
-KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 
 _LOGIN_S = 5.0
 _WITHHELD = "it is not renewed at present: its renew_while() is not true"
 
 
-class LeaseKeeper(StreamThread):
+class LeaseKeeper(StreamThread[LeaseResponse]):
     """Renews all leases of a cluster.  Everything but `keep`, `drop` and `close` runs on its own thread."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._kept: dict[Lease, None] = {}
         self._owed: list[Lease] = []  # those that the stream has not answered yet, in the order of asking
-        super().__init__(cluster, KEEP_ALIVE, "etcd-leases")
+        super().__init__(cluster, "/etcdserverpb.Lease/LeaseKeepAlive", LeaseResponse, "etcd-leases")
 
     def keep(self, lease: Lease) -> None:
-        """Renew it from now on."""
         self._inbox.put(partial(self._kept.setdefault, lease))
 
     def drop(self, lease: Lease) -> None:
-        """Renew it no more."""
         self._inbox.put(partial(self._drop, lease))
 
     def _drop(self, lease: Lease) -> None:
@@ -59,7 +54,7 @@ class LeaseKeeper(StreamThread):
     def _act(self) -> None:
         now, stream = time.monotonic(), self._stream
         if stream is not None and stream.answer_by is not None and stream.answer_by <= now:
-            self._broke(stream, "DEADLINE_EXCEEDED", "no renewal was answered")
+            self._broke(stream, CallFailedError("DEADLINE_EXCEEDED", "no renewal was answered"))
         for lease in list(self._kept):
             if lease.renewal.due is not None and lease.renewal.due <= now:
                 self._renew(lease, now)
@@ -82,41 +77,32 @@ class LeaseKeeper(StreamThread):
         else:
             lease.renewal.sent(now)
             self._owed.append(lease)
-            self._stream.send(LeaseKeepAliveRequest(lease.id), lease.renewal.try_s)
+            self._stream.send(LeaseRequest(lease.id), lease.renewal.try_s)
 
-    def _heard(self, stream: MessageStream, data: bytes) -> None:
-        try:
-            answer = decode(LeaseKeepAliveResponse, data)
-        except EtcdMessageError as problem:
-            self._broke(stream, "DATA_LOSS", str(problem))
-            return
-        stream.heard()
+    def _heard(self, stream: MessageStream, message: LeaseResponse) -> None:
         # A stream answers the requests for one lease in the order of asking.
-        lease = next((lease for lease in self._owed if lease.id == answer.id), None)
+        lease = next((lease for lease in self._owed if lease.id == message.id), None)
         if lease is not None:
             self._owed.remove(lease)
         if self._owed:
             # etcd answers one after the other: as long as it does, it may take its time for many.
             stream.expect(self._owed[0].renewal.try_s)
-        if lease is not None and lease in self._kept:
-            self._answered(lease, answer.ttl)
-
-    def _answered(self, lease: Lease, ttl_s: int) -> None:
-        if ttl_s > 0:
-            if lease.trouble is not None:
-                log.info("lease %x is renewed again", lease.id)
-            lease.trouble = None
-            lease.renewal.renewed(ttl_s, time.monotonic())
+        if lease is None or lease not in self._kept:
             return
-        lease.trouble = None
-        log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
-        self._drop(lease)
-        lease.gone()
+        trouble, lease.trouble = lease.trouble, None
+        if message.ttl > 0:
+            if trouble is not None:
+                log.info("lease %x is renewed again", lease.id)
+            lease.renewal.renewed(message.ttl, time.monotonic())
+        else:
+            log.warning("lease %x of %g s has expired or was revoked", lease.id, lease.ttl_s)
+            self._drop(lease)
+            lease.gone()
 
-    def _broke(self, stream: MessageStream, code: str, details: str) -> None:
+    def _broke(self, stream: MessageStream, failure: CallFailedError) -> None:
         owed, self._owed = self._owed, []
         self._close_stream()
-        self._failed(owed, stream.endpoint, stream.logins, CallFailedError(code, details))
+        self._failed(owed, stream.endpoint, stream.logins, failure)
 
     def _hang_up(self) -> None:
         """Close the stream; the leases for which it owed an answer are due at once."""
@@ -128,13 +114,12 @@ class LeaseKeeper(StreamThread):
     def _failed(self, leases: list[Lease], endpoint: str, logins: int, failure: CallFailedError) -> None:
         """These were not renewed: ask the next endpoint."""
         judgement, now = classify(failure.code, failure.details), time.monotonic()
+        trouble = f"{endpoint}: {judgement.words}"
         for lease in leases:
             lease.renewal.failed(now)
             if lease.trouble is None:
-                log.info(
-                    "lease %x was not renewed by %s: %s; the next member is asked", lease.id, endpoint, judgement.words
-                )
-            lease.trouble = f"{endpoint}: {judgement.words}"
+                log.info("lease %x was not renewed by %s; the next member is asked", lease.id, trouble)
+            lease.trouble = trouble
         if judgement.verdict is FailureAction.LOGIN and self._cluster.user is not None:
             # It takes its time, and renewals do not wait for it.  If the system has no thread left, the next failure asks.
             with suppress(RuntimeError):

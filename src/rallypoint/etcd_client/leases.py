@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass, field
 
 _SHARE_BETWEEN = 1 / 3
 _SHARE_OF_A_TRY = 1 / 4
@@ -42,13 +42,10 @@ class Renewal:
         self.sent_at, self.due = now, None
 
     def renewed(self, ttl_s: float, now: float) -> None:
-        """etcd has renewed it, at the earliest when it was asked to.
-
-        The next time is counted from the answer, as etcd's proxy does, which answers an earlier request no sooner.
-        """
-        self.failures = 0
-        self.ttl_s = ttl_s
+        """etcd has renewed it, at the earliest when it was asked to."""
+        self.failures, self.ttl_s = 0, ttl_s
         self.until = max(self.until, self.sent_at + ttl_s)
+        # Counted from the answer, as etcd's proxy does, which answers an earlier request no sooner.
         self.due = min(now + ttl_s * _SHARE_BETWEEN, self.sent_at + ttl_s * _LATEST_SHARE)
 
     def failed(self, now: float) -> None:
@@ -61,26 +58,19 @@ class Renewal:
         self.due = now + self.ttl_s * _SHARE_OF_A_PAUSE
 
 
+@dataclass(eq=False, repr=False)
 class Lease:
     """A lease that is kept alive until it is revoked, released or lost.  Usable in a `with`, which revokes it."""
 
-    def __init__(
-        self,
-        lease_id: int,
-        renewal: Renewal,
-        renew_while: Callable[[], bool] | None,
-        let_go: Callable[[Lease], None],
-        revoke: Callable[..., None],
-    ) -> None:
-        self.id = lease_id
-        self.lost = threading.Event()
-        """Set when etcd has said that the lease is gone, and its keys with it; also when this process has revoked it."""
-        self.trouble: str | None = None
-        """Why the last renewal did not succeed, in words; None while all is well."""
-        self.renewal = renewal  # it belongs to the lease keeper
-        self.renew_while = renew_while
-        self._let_go = let_go
-        self._revoke = revoke
+    id: int
+    renewal: Renewal  # it belongs to the lease keeper
+    renew_while: Callable[[], bool] | None
+    _let_go: Callable[[Lease], None]
+    _revoke: Callable[..., None]
+    lost: threading.Event = field(default_factory=threading.Event)
+    """Set when etcd has said that the lease is gone, and its keys with it; also when this process has revoked it."""
+    trouble: str | None = None
+    """Why the last renewal did not succeed, in words; None while all is well."""
 
     @property
     def ttl_s(self) -> float:
@@ -96,11 +86,7 @@ class Lease:
         self._let_go(self)
 
     def revoke(self, *, wait: bool = True) -> None:
-        """End it now, and delete its keys; fine if it is gone already.
-
-        With `wait=False` a thread in the background does it, and this returns at once; if no member answers in time, the
-        lease expires by itself.
-        """
+        """End it now, and delete its keys; fine if it is gone already.  With `wait=False`, a thread in the background does it."""
         self.release()
         self._revoke(self.id, wait=wait)
         self.lost.set()
@@ -113,9 +99,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.revoke()
 
     def __repr__(self) -> str:

@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Generic, TypeVar
 
-from rallypoint.etcd_client.cluster import Cluster
+from rallypoint.etcd_client.cluster import Cluster, decode_answer
 from rallypoint.etcd_client.codec import Message, encode
 from rallypoint.etcd_client.transport import CallFailedError, Metadata
 
@@ -18,24 +19,28 @@ log = logging.getLogger("rallypoint.etcd_client")
 
 _PAUSE_S = 0.2  # after an error of this program, so that it does not keep a core busy
 
-Inbox = queue.SimpleQueue[Callable[[], None]]
+M = TypeVar("M", bound=Message)
 
 
 class MessageStream:
     """A stream at one endpoint, and whether it owes an answer.
 
-    It belongs to the thread that opened it.  A reader of its own puts each message, and the end, into that thread's inbox.
+    It belongs to the thread that opened it.  A reader of its own hands each message, and the end, to `received`.
     """
 
     def __init__(
-        self, cluster: Cluster, endpoint: str, method: str, metadata: Metadata, owner: StreamThread, inbox: Inbox
+        self,
+        cluster: Cluster,
+        endpoint: str,
+        method: str,
+        metadata: Metadata,
+        received: Callable[[MessageStream, bytes | CallFailedError], None],
     ) -> None:
         self.endpoint = endpoint
         self.logins = cluster.logins
         self.answer_by: float | None = None  # an answer is owed until then
         self.heard_at = time.monotonic()
-        self._owner = owner
-        self._inbox = inbox
+        self._received = received
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stream = cluster.channels.to(endpoint).stream(method, iter(self._requests.get, None), metadata)
         try:
@@ -52,8 +57,7 @@ class MessageStream:
 
     def expect(self, within_s: float) -> None:
         """An answer is owed, at the latest in so many seconds."""
-        owed_by = time.monotonic() + within_s
-        self.answer_by = owed_by if self.answer_by is None else min(owed_by, self.answer_by)
+        self.answer_by = min(time.monotonic() + within_s, self.answer_by or float("inf"))
 
     def heard(self) -> None:
         """It lives."""
@@ -67,33 +71,32 @@ class MessageStream:
     def _read(self) -> None:
         try:
             for data in self._stream:
-                self._inbox.put(partial(self._owner.stream_heard, self, data))
+                self._received(self, data)
         except CallFailedError as failure:
-            code, details = failure.code, failure.details
+            self._received(self, failure)
         else:
-            code, details = "UNAVAILABLE", "the member ended the stream"
-        self._inbox.put(partial(self._owner.stream_broke, self, code, details))
+            self._received(self, CallFailedError("UNAVAILABLE", "the member ended the stream"))
 
 
-class StreamThread(ABC):
+class StreamThread(ABC, Generic[M]):
     """A thread that owns at most one stream at a time, and never waits for an answer.
 
     Other threads, and the stream's reader, put calls into its inbox.  An error of this program does not end it: that counts
     as a failure of the stream, and the thread goes on after a pause.
     """
 
-    def __init__(self, cluster: Cluster, method: str, name: str) -> None:
+    def __init__(self, cluster: Cluster, method: str, answer: type[M], name: str) -> None:
         self._cluster = cluster
         self._method = method
+        self._answer = answer
         self._name = name
-        self._inbox: Inbox = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stream: MessageStream | None = None
         self._is_over = False
         cluster.start(self._run, name)
 
     def close(self) -> None:
-        """Stop."""
-        self._inbox.put(self._stop)
+        self._inbox.put(partial(setattr, self, "_is_over", True))
 
     @abstractmethod
     def _due(self) -> float | None:
@@ -104,11 +107,11 @@ class StreamThread(ABC):
         """Do what is due."""
 
     @abstractmethod
-    def _heard(self, stream: MessageStream, data: bytes) -> None:
+    def _heard(self, stream: MessageStream, message: M) -> None:
         """The present stream brought a message."""
 
     @abstractmethod
-    def _broke(self, stream: MessageStream, code: str, details: str) -> None:
+    def _broke(self, stream: MessageStream, failure: CallFailedError) -> None:
         """The present stream has failed: close it, and try another one later."""
 
     def _run(self) -> None:
@@ -119,7 +122,7 @@ class StreamThread(ABC):
                 log.exception("%s: an error of this program; the thread goes on", self._name)
                 with suppress(Exception):
                     if self._stream is not None:
-                        self._broke(self._stream, "INTERNAL", f"an error of this program: {problem!r}")
+                        self._broke(self._stream, CallFailedError("INTERNAL", f"an error of this program: {problem!r}"))
                 self._cluster.closing.wait(_PAUSE_S)
         self._close_stream()
 
@@ -130,23 +133,27 @@ class StreamThread(ABC):
         if not self._is_over:
             self._act()
 
-    def _stop(self) -> None:
-        self._is_over = True
-
     def _open(self, endpoint: str, metadata: Metadata) -> MessageStream:
-        return MessageStream(self._cluster, endpoint, self._method, metadata, self, self._inbox)
+        def received(stream: MessageStream, what: bytes | CallFailedError) -> None:
+            self._inbox.put(partial(self._received, stream, what))
+
+        return MessageStream(self._cluster, endpoint, self._method, metadata, received)
+
+    def _received(self, stream: MessageStream, what: bytes | CallFailedError) -> None:
+        """A stream brought a message, or is over; one that was left is ignored."""
+        if stream is not self._stream:
+            return
+        try:
+            if isinstance(what, CallFailedError):
+                raise what
+            message = decode_answer(self._answer, what)
+        except CallFailedError as failure:
+            self._broke(stream, failure)
+        else:
+            stream.heard()
+            self._heard(stream, message)
 
     def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.hang_up()
-
-    def stream_heard(self, stream: MessageStream, data: bytes) -> None:
-        """A stream brought a message; one that was left is ignored."""
-        if stream is self._stream:
-            self._heard(stream, data)
-
-    def stream_broke(self, stream: MessageStream, code: str, details: str) -> None:
-        """A stream is over, or is given up; one that was left is ignored."""
-        if stream is self._stream:
-            self._broke(stream, code, details)

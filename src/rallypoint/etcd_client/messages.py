@@ -1,6 +1,7 @@
 """The messages of etcd's v3 protocol that the client uses, with the numbers that their fields have on the wire.
 
-Names are etcd's own.  A field that is not listed here is skipped when it is read.
+Names are etcd's own, but for those that stand for several of etcd's: `Response`, `LeaseRequest` and `LeaseResponse`.  A
+field that is not listed here is skipped when it is read.
 """
 
 from __future__ import annotations
@@ -169,49 +170,20 @@ class LeaseGrantRequest(Message, frozen=True):
     id: Annotated[int, 2] = 0
 
 
-class LeaseGrantResponse(Response, frozen=True):
-    """The lease; etcd may grant more seconds than were asked for."""
-
-    ttl: Annotated[int, 3] = 0
-
-
-class LeaseRevokeRequest(Message, frozen=True):
-    """End a lease and delete its keys."""
-
-    id: Annotated[int, 1] = 0
-
-
-class LeaseKeepAliveRequest(Message, frozen=True):
-    """Renew a lease."""
-
-    id: Annotated[int, 1] = 0
-
-
-class LeaseKeepAliveResponse(Response, frozen=True):
-    """How long it lives from now on; 0 if there is no such lease."""
-
-    id: Annotated[int, 2] = 0
-    ttl: Annotated[int, 3] = 0
-
-
-class LeaseTimeToLiveRequest(Message, frozen=True):
-    """Ask for a lease without renewing it."""
+class LeaseRequest(Message, frozen=True):
+    """Revoke a lease, renew it, or ask for it without renewing it: then also for its keys."""
 
     id: Annotated[int, 1] = 0
     keys: Annotated[bool, 2] = False
 
 
-class LeaseTimeToLiveResponse(Response, frozen=True):
-    """What is left of it (-1: it is gone), and the keys that hang on it."""
+class LeaseResponse(Response, frozen=True):
+    """How long a lease lives from now on (0 or -1: it is gone); `granted_ttl` and `keys` only if it was asked for."""
 
     id: Annotated[int, 2] = 0
     ttl: Annotated[int, 3] = 0
     granted_ttl: Annotated[int, 4] = 0
     keys: Annotated[tuple[bytes, ...], 5] = ()
-
-
-class StatusRequest(Message, frozen=True):
-    """Is this member there?"""
 
 
 class AuthenticateRequest(Message, frozen=True):

@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rallypoint.etcd_client import messages
 from rallypoint.etcd_client.errors import EtcdRefusedError
-from rallypoint.etcd_client.messages import (
-    Compare,
-    DeleteRangeRequest,
-    DeleteRangeResponse,
-    KeyValue,
-    PutRequest,
-    RangeRequest,
-    RangeResponse,
-    RequestOp,
-    Response,
-    TxnResponse,
-)
 
 Text = bytes | str
 """Keys and values are bytes; text is written as UTF-8."""
@@ -52,7 +41,7 @@ def prefix_end(prefix: bytes) -> bytes:
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
 
 
-def compare(key: Text, relation: str = "==", **what: Any) -> Compare:
+def compare(key: Text, relation: str = "==", **what: Any) -> messages.Compare:
     """A condition such as `compare("k", mod_revision=7)` or `compare("k", "!=", value=b"x")`.
 
     One of `value`, `version`, `create_revision`, `mod_revision`, `lease`; the numbers are 0 for a key that does not exist.
@@ -64,22 +53,22 @@ def compare(key: Text, relation: str = "==", **what: Any) -> Compare:
     ((target, expected),) = what.items()
     if target == "value":
         expected = to_bytes(expected)
-    return Compare(_RELATIONS[relation], _TARGETS[target], to_bytes(key), **{target: expected})
+    return messages.Compare(_RELATIONS[relation], _TARGETS[target], to_bytes(key), **{target: expected})
 
 
-def get_op(key: Text, *, prefix: bool = False, end: Text | None = None, limit: int = 0) -> RequestOp:
+def get_op(key: Text, *, prefix: bool = False, end: Text | None = None, limit: int = 0) -> messages.RequestOp:
     """Read, in a transaction."""
-    return RequestOp(request_range=RangeRequest(*range_of(key, prefix, end), limit))
+    return messages.RequestOp(request_range=messages.RangeRequest(*range_of(key, prefix, end), limit))
 
 
-def put_op(key: Text, value: Text, *, lease: int = 0) -> RequestOp:
+def put_op(key: Text, value: Text, *, lease: int = 0) -> messages.RequestOp:
     """Write, in a transaction."""
-    return RequestOp(request_put=PutRequest(to_bytes(key), to_bytes(value), lease))
+    return messages.RequestOp(request_put=messages.PutRequest(to_bytes(key), to_bytes(value), lease))
 
 
-def delete_op(key: Text, *, prefix: bool = False, end: Text | None = None) -> RequestOp:
+def delete_op(key: Text, *, prefix: bool = False, end: Text | None = None) -> messages.RequestOp:
     """Delete, in a transaction."""
-    return RequestOp(request_delete_range=DeleteRangeRequest(*range_of(key, prefix, end)))
+    return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(*range_of(key, prefix, end)))
 
 
 @dataclass(frozen=True)
@@ -88,15 +77,12 @@ class TransactionResult:
 
     succeeded: bool
     revision: int
-    answers: tuple[RangeResponse | Response | DeleteRangeResponse, ...]
+    answers: tuple[messages.RangeResponse | messages.Response | messages.DeleteRangeResponse, ...]
 
     @staticmethod
-    def of(response: TxnResponse) -> TransactionResult:
-        """From etcd's own words."""
-        answers = [op.response_range or op.response_put or op.response_delete_range for op in response.responses]
-        return TransactionResult(
-            response.succeeded, response.revision, tuple(answer for answer in answers if answer is not None)
-        )
+    def of(response: messages.TxnResponse) -> TransactionResult:
+        answers = (op.response_range or op.response_put or op.response_delete_range for op in response.responses)
+        return TransactionResult(response.succeeded, response.revision, tuple(filter(None, answers)))
 
 
 @dataclass(frozen=True)
@@ -105,4 +91,4 @@ class GuardedPut:
 
     succeeded: bool
     revision: int
-    current: KeyValue | None
+    current: messages.KeyValue | None

@@ -45,7 +45,6 @@ _OPTIONS = (
     ("grpc.service_config_disable_resolution", 1),
 )
 
-Files = tuple[bytes | None, bytes | None, bytes | None]
 Metadata = tuple[tuple[str, str], ...]
 
 _used_by: OpenedIn | None = None
@@ -74,10 +73,7 @@ def load_grpc() -> ModuleType:
 
 
 def _leave_streams_alone() -> None:
-    """Disable the finalizer of grpc's streams at the end of the process.
-
-    It waits for the stream's lock, and would wait for ever if a daemon thread held that lock when it was ended.
-    """
+    # grpc's finalizer waits for the stream's lock: for ever, if a daemon thread held that lock when it was ended.
     streams = getattr(sys.modules.get("grpc._channel"), "_Rendezvous", None)
     if streams is not None:
         streams.__del__ = lambda _: None
@@ -100,27 +96,25 @@ class CallFailedError(Exception):
 class Channel:
     """The connection to one endpoint, made when it is first used.  Safe to use from many threads."""
 
-    def __init__(self, endpoint: str, tls: Tls | None = None, files: Files | None = None) -> None:
+    def __init__(self, endpoint: str, files: list[bytes | None] | None = None, server_name: str | None = None) -> None:
         self.endpoint = endpoint
         self._grpc = load_grpc()
         self._opened_in = OpenedIn()
         options: list[tuple[str, int | str]] = list(_OPTIONS)
-        if tls is None:
+        if server_name is not None:
+            options.append(("grpc.ssl_target_name_override", server_name))
+        if files is None:
             self._channel = self._grpc.insecure_channel(endpoint, options)
         else:
-            if tls.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", tls.server_name))
-            credentials = self._grpc.ssl_channel_credentials(*(files or tls.read()))
+            credentials = self._grpc.ssl_channel_credentials(*files)
             self._channel = self._grpc.secure_channel(endpoint, credentials, options)
         self._methods: dict[str, Any] = {}
 
     def call(self, method: str, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
-        """One question, one answer."""
         check_process(self._opened_in)
         try:
-            if method not in self._methods:
-                self._methods[method] = self._channel.unary_unary(method)
-            answer: bytes = self._methods[method](request, timeout=timeout_s, metadata=metadata)
+            ask = self._methods.get(method) or self._methods.setdefault(method, self._channel.unary_unary(method))
+            answer: bytes = ask(request, timeout=timeout_s, metadata=metadata)
         except self._grpc.RpcError as failure:
             raise _failed(failure) from failure
         except ValueError as problem:  # a channel that was closed meanwhile
@@ -138,7 +132,6 @@ class Channel:
             raise CallFailedError("UNAVAILABLE", str(problem)) from problem
 
     def close(self) -> None:
-        """End all calls."""
         if self._opened_in.is_this_process:
             self._channel.close()
 
@@ -193,7 +186,7 @@ class Channels:
             if self._is_closed:
                 raise CallFailedError("CANCELLED", "the client was closed")
             if endpoint not in self._channels:
-                self._channels[endpoint] = Channel(endpoint, self._tls, self._files)
+                self._channels[endpoint] = Channel(endpoint, self._files, self._tls.server_name if self._tls else None)
             return self._channels[endpoint]
 
     def reload_certificates(self) -> bool:
@@ -214,7 +207,6 @@ class Channels:
         return True
 
     def close(self) -> None:
-        """End all calls."""
         with self._lock:
             self._is_closed = True
             channels = [*self._retired, *self._channels.values()]

@@ -7,30 +7,20 @@ endpoint have failed, and breaks off when none comes.
 from __future__ import annotations
 
 import logging
-import queue
 import random
 import time
 from functools import partial
 
 from rallypoint.etcd_client.cluster import Cluster
-from rallypoint.etcd_client.codec import decode
 from rallypoint.etcd_client.endpoints import Attempts
-from rallypoint.etcd_client.errors import (
-    EtcdAuthError,
-    EtcdClosedError,
-    EtcdError,
-    EtcdMessageError,
-    EtcdUnavailableError,
-)
+from rallypoint.etcd_client.errors import EtcdAuthError, EtcdClosedError, EtcdError, EtcdUnavailableError
 from rallypoint.etcd_client.failures import FailureAction, classify
 from rallypoint.etcd_client.message_stream import MessageStream, StreamThread
 from rallypoint.etcd_client.messages import WatchResponse
 from rallypoint.etcd_client.transport import CallFailedError
-from rallypoint.etcd_client.watch_state import Gap, KeyChange, WatchedRange, WatchEffects, WatchState
+from rallypoint.etcd_client.watch_state import WatchedRange, WatchState
 
 log = logging.getLogger("rallypoint.etcd_client")
-
-WATCH = "/etcdserverpb.Watch/Watch"
 
 _QUIET_S = 5.0  # so long may a stream send nothing before it is asked for a sign of life
 _ANSWER_S = 3.0  # so long may any answer take
@@ -38,10 +28,8 @@ _SUSPECTED_ANSWER_S = 1.0  # the same where other calls to the endpoint have jus
 _LOGIN_S = 5.0
 _PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
-Items = queue.SimpleQueue[KeyChange | Gap | EtcdError]
 
-
-class WatchStream(StreamThread):
+class WatchStream(StreamThread[WatchResponse]):
     """All watches of a cluster.  Everything but `add`, `remove`, `go_on` and `close` runs on its own thread."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -49,39 +37,26 @@ class WatchStream(StreamThread):
         self.trouble: str | None = None
         """Why there is no stream at present, in words; None while all is well."""
         self._state = WatchState()
-        self._items: dict[WatchedRange, Items] = {}  # what each watch's user has yet to take
         self._failures = 0
         self._open_at = 0.0
         self._attempts = Attempts(cluster.endpoints)
-        super().__init__(cluster, WATCH, "etcd-watches")
+        super().__init__(cluster, "/etcdserverpb.Watch/Watch", WatchResponse, "etcd-watches")
         cluster.when_failed.append(lambda endpoint: self._inbox.put(partial(self._suspect, endpoint)))
 
-    def add(self, watched: WatchedRange, items: Items) -> None:
-        """Begin a watch; `items` gets its changes."""
-        self._inbox.put(partial(self._add, watched, items))
+    def add(self, watched: WatchedRange) -> None:
+        self._inbox.put(partial(self._state.add, watched))
         if self._is_over:
-            items.put(_closed())
+            watched.items.put(_closed())
 
     def remove(self, watched: WatchedRange) -> None:
-        """End a watch."""
-        self._inbox.put(partial(self._remove, watched))
+        self._inbox.put(partial(self._state.remove, watched))
 
     def go_on(self, watched: WatchedRange, revision: int) -> None:
         """Go on after a gap, from a revision."""
-        self._inbox.put(lambda: self._do(self._state.go_on(watched, revision)))
-
-    # The thread -------------------------------------------------------------------------------------------------------
-
-    def _add(self, watched: WatchedRange, items: Items) -> None:
-        self._items[watched] = items
-        self._do(self._state.add(watched))
-
-    def _remove(self, watched: WatchedRange) -> None:
-        self._items.pop(watched, None)
-        self._do(self._state.remove(watched))
+        self._inbox.put(partial(self._state.go_on, watched, revision))
 
     def _due(self) -> float | None:
-        if not self._items:
+        if not self._state.watches:
             return None
         if self._stream is None:
             return self._open_at
@@ -89,57 +64,58 @@ class WatchStream(StreamThread):
 
     def _act(self) -> None:
         due, stream = self._due(), self._stream
-        if due is None or time.monotonic() < due:
-            return
-        if stream is None:
-            self._connect()
-        elif stream.answer_by is not None:
-            self._broke(stream, "DEADLINE_EXCEEDED", "the watch stream gave no sign of life")
-        else:
-            self._ask_for_sign_of_life(stream, _ANSWER_S)
-
-    def _ask_for_sign_of_life(self, stream: MessageStream, within_s: float) -> None:
-        self._do(self._state.sign_of_life())
-        stream.expect(within_s)
+        if due is not None and time.monotonic() >= due:
+            if stream is None:
+                self._connect()
+            elif stream.answer_by is not None:
+                self._broke(stream, CallFailedError("DEADLINE_EXCEEDED", "the watch stream gave no sign of life"))
+            else:
+                self._state.sign_of_life()
+                stream.expect(_ANSWER_S)
+        for request in self._state.take_requests():
+            if self._stream is not None:
+                self._stream.send(request, _ANSWER_S if request.cancel_request is None else None)
+        if self._state.needs_login and self._stream is not None:
+            self._login(self._stream)
 
     def _suspect(self, endpoint: str) -> None:
         """A call to this endpoint has failed; with another one to go to, find out whether the stream there still lives."""
         stream = self._stream
-        if stream is not None and stream.endpoint == endpoint and self._items and len(self._cluster.endpoints) > 1:
-            self._ask_for_sign_of_life(stream, _SUSPECTED_ANSWER_S)
+        if (
+            stream is not None
+            and stream.endpoint == endpoint
+            and self._state.watches
+            and len(self._cluster.endpoints) > 1
+        ):
+            self._state.sign_of_life()
+            stream.expect(_SUSPECTED_ANSWER_S)
 
     def _connect(self) -> None:
         endpoint = self._cluster.rotation.current
         try:
             self._stream = self._open(endpoint, self._cluster.metadata(_LOGIN_S))
         except CallFailedError as failure:
-            self._failed(endpoint, failure.code, failure.details)
+            self._failed(endpoint, failure)
         except EtcdAuthError as refusal:
-            self._do(self._state.end(refusal))
+            self._state.end(refusal)
         except EtcdError as problem:  # no member gave a token: the same outage
-            self._failed(endpoint, "UNAVAILABLE", str(problem))
+            self._failed(endpoint, CallFailedError("UNAVAILABLE", str(problem)))
         else:
-            self._do(self._state.opened())
+            self._state.opened()
 
-    def _heard(self, stream: MessageStream, data: bytes) -> None:
-        stream.heard()
-        try:
-            effects = self._state.heard(decode(WatchResponse, data))
-        except EtcdMessageError as problem:
-            self._broke(stream, "DATA_LOSS", str(problem))
-            return
+    def _heard(self, stream: MessageStream, message: WatchResponse) -> None:
+        self._state.heard(message)
         if self._failures:
             log.info("watching again, at %s", stream.endpoint)
         self._failures, self.trouble = 0, None
         self._attempts = Attempts(self._cluster.endpoints)
-        self._do(effects)
 
-    def _broke(self, stream: MessageStream, code: str, details: str) -> None:
+    def _broke(self, stream: MessageStream, failure: CallFailedError) -> None:
         self._hang_up()
-        self._failed(stream.endpoint, code, details)
+        self._failed(stream.endpoint, failure)
 
-    def _failed(self, endpoint: str, code: str, details: str) -> None:
-        judgement = classify(code, details)
+    def _failed(self, endpoint: str, failure: CallFailedError) -> None:
+        judgement = classify(failure.code, failure.details)
         self.trouble = f"no watch stream: {endpoint}: {judgement.words}"
         if self._failures == 0:
             log.info("%s; the next member is asked", self.trouble)
@@ -152,7 +128,7 @@ class WatchStream(StreamThread):
         self._open_at = time.monotonic() + pause_s * random.uniform(0.5, 1.0)
         self._failures += 1
         if self._attempts.all_hopeless:
-            self._do(self._state.end(EtcdUnavailableError(f"etcd cannot be watched. {self._attempts}")))
+            self._state.end(EtcdUnavailableError(f"etcd cannot be watched. {self._attempts}"))
 
     def _hang_up(self) -> None:
         self._state.broken()
@@ -162,24 +138,8 @@ class WatchStream(StreamThread):
         super()._run()
         while not self._inbox.empty():  # watches that came at the last moment
             self._inbox.get()()
-        for items in self._items.values():
-            items.put(_closed())
-
-    def _do(self, effects: WatchEffects) -> None:
-        # Deliver first: the state counts as seen what it has given out.
-        for watched, what in effects.deliver:
-            items = self._items.get(watched)
-            if items is None:
-                continue
-            for item in what if isinstance(what, tuple) else (what,):
-                items.put(item)
-            if isinstance(what, EtcdError):
-                del self._items[watched]
-        for request in effects.send:
-            if self._stream is not None:
-                self._stream.send(request, _ANSWER_S if request.cancel_request is None else None)
-        if effects.login and self._stream is not None:
-            self._login(self._stream)
+        for watched in self._state.watches:
+            watched.items.put(_closed())
 
     def _login(self, stream: MessageStream) -> None:
         """Fetch a new token and hang up: a stream keeps the token with which it was opened."""
@@ -188,7 +148,7 @@ class WatchStream(StreamThread):
             if self._cluster.user is not None:
                 self._cluster.login(stream.logins, _LOGIN_S)
         except EtcdAuthError as refusal:
-            self._do(self._state.end(refusal))
+            self._state.end(refusal)
         except EtcdError as problem:
             self.trouble = f"no watch stream: {problem}"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 from rallypoint.etcd_client.errors import EtcdClosedError, EtcdError
 from rallypoint.etcd_client.messages import KeyValue, RangeResponse
 from rallypoint.etcd_client.transport import check_process
 from rallypoint.etcd_client.watch_state import Gap, KeyChange, WatchedRange, WatchPhase
-from rallypoint.etcd_client.watch_stream import Items, WatchStream
+from rallypoint.etcd_client.watch_stream import WatchStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,13 @@ class Watch:
     ) -> None:
         self._watch_stream = watch_stream
         self._watched = watched
-        self._items: Items = queue.SimpleQueue()
         self._read = read
         self._forget = forget
-        self._gap: Gap | None = None
+        self._gap = Gap(0) if snapshot else None
         self._ended: EtcdError | None = None
         if snapshot:
-            self._gap, watched.phase = Gap(0), WatchPhase.GAP
-        watch_stream.add(watched, self._items)
+            watched.phase = WatchPhase.GAP
+        watch_stream.add(watched)
 
     def get(self, timeout_s: float | None = None) -> KeyChange | Resync | None:
         """The next change, in order; None if there was none in time.
@@ -60,27 +58,21 @@ class Watch:
         check_process(self._watch_stream.opened_in)
         if self._ended is not None:
             raise self._ended
-        if self._gap is not None:
-            return self._resync(self._gap)
         try:
-            item = self._items.get(timeout=timeout_s)
+            item = self._gap or self._watched.items.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(item, KeyChange):
             return item
         if isinstance(item, Gap):
-            self._gap = item
-            return self._resync(item)
+            self._gap = item  # if reading the state fails, the next `get` tries again
+            found = self._read()
+            self._gap = None
+            self._watch_stream.go_on(self._watched, found.revision + 1)
+            return Resync(found.kvs, found.revision, item.since or None)
         self._ended = item
         self._forget(self)
         raise item
-
-    def _resync(self, gap: Gap) -> Resync:
-        """Read the state, on the caller's thread; if that fails, the next `get` tries again."""
-        found = self._read()
-        self._gap = None
-        self._watch_stream.go_on(self._watched, found.revision + 1)
-        return Resync(found.kvs, found.revision, gap.since or None)
 
     @property
     def trouble(self) -> str | None:
@@ -91,13 +83,11 @@ class Watch:
         """No more changes; a `get` that waits raises `EtcdClosedError`."""
         self._watch_stream.remove(self._watched)
         self._ended = self._ended or EtcdClosedError("the watch was closed")
-        self._items.put(self._ended)
+        self._watched.items.put(self._ended)
         self._forget(self)
 
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,12 +6,13 @@ import random
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores.documents import decode_document
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2.keys import EtcdNode, Keys
+from rallypoint.stores.etcd_v2.keys import Keys
 from rallypoint.waiting import Deadline
 
 DEFAULT_TTL_S = 7200
@@ -34,14 +35,15 @@ class EtcdV2Document:
 
     def get_state(self) -> tuple[bytes, Any] | None:
         """The document and its token, or None."""
-        node = self._call(lambda term: self._keys.read(self._path, term)).node
+        read = partial(self._keys.read, self._path)
+        node = self._call(read).node
+        if node is not None and time.monotonic() >= self._prolong_at:
+            self._prolong_at = self._next_prolonging()
+            self._call(partial(self._keys.prolong, self._path, self._ttl_s))
+            node = self._call(read).node
         if node is None:
             return None
-        if time.monotonic() >= self._prolong_at:
-            self._prolong_at = self._next_prolonging()
-            self._call(lambda term: self._keys.prolong(self._path, self._ttl_s, term))
-            node = self._call(lambda term: self._keys.read(self._path, term)).node
-        return None if node is None else self._decode(node)
+        return decode_document(node.value.encode(errors="replace"), self._path), node.modified
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Write if the token is still that of what is there, or, without one, if nothing is.
@@ -55,9 +57,8 @@ class EtcdV2Document:
             there = self.get_state()
             return None if there is None else (*there, False)
         text = b64encode(state).decode()
-        swapped = self._call(
-            lambda term: self._keys.swap(self._path, text, term, index=index or None, ttl_s=self._ttl_s)
-        )
+        swap = partial(self._keys.swap, self._path, text, index=index or None, ttl_s=self._ttl_s)
+        swapped = self._call(swap)
         if swapped.done:
             self._prolong_at = self._next_prolonging()
             return state, swapped.modified, True
@@ -68,9 +69,6 @@ class EtcdV2Document:
                 f"was deleted"
             )
         return None if there is None else (*there, False)
-
-    def _decode(self, node: EtcdNode) -> tuple[bytes, Any]:
-        return decode_document(node.value.encode(errors="replace"), self._path), node.modified
 
     def _call(self, ask: Callable[[Deadline], T]) -> T:
         try:

@@ -1,15 +1,14 @@
 """The keys of an etcd cluster by its API v2, asked so that an answer which is lost is never taken for a refusal.
 
-Given is a client of python-etcd, for its address, certificates and password; the asking is done here, because that
-client repeats a write whose answer was lost, and then reports the write that happened as refused.  A member that
-does not answer is left for another one.  A conditional write carries a value that nobody else writes, so that after a
-lost answer the keys themselves tell what became of it.
+A client of python-etcd gives address, certificates and password; the asking is done here, because that client repeats a
+write whose answer was lost, and then reports the write that happened as refused.  A member that does not answer is left
+for another one.  A conditional write carries a value that nobody else writes, so that after a lost answer the keys
+themselves tell what became of it.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import random
 import re
 import secrets
@@ -18,16 +17,18 @@ import ssl
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from typing import Any, NamedTuple
+
+import msgspec
 
 from rallypoint import forks
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2.http_connection import HttpConnection, HttpResponse, connect, request, tls_context
+from rallypoint.stores.etcd_v2.http_connection import HttpResponse, connect, exchange, request
 from rallypoint.waiting import Deadline
 
 NO_KEY, COMPARE_FAILED, NOT_A_FILE, NOT_A_DIRECTORY, ALREADY_THERE = 100, 101, 102, 104, 105
 FORBIDDEN, CLEARED = 110, 401
+PAST = frozenset({"delete", "expire", "compareAndDelete"})
 
 _ONE_ATTEMPT_S, _LONE_ATTEMPT_S = 5.0, 20.0
 _CONNECT_S = 3.0
@@ -35,72 +36,56 @@ _MOST_IDLE = 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _QUICK_WRITE_S, _LONGEST_STEP_BACK_S = 0.001, 0.25
 _HISTORY_S = 2.0
-PAST = frozenset({"delete", "expire", "compareAndDelete"})
-
-# Letters that base64 does not have, and that every decoder of it passes over, torch's among them.
-_MARKS = "-_.~"
-_MARK_LETTERS = 24
 
 
 class EtcdAwayError(StoreError):
-    """No member of the cluster answered in time.  `unclear`: a write may have happened all the same."""
-
-    def __init__(self, message: str, *, unclear: bool = False) -> None:
-        super().__init__(message)
-        self.unclear = unclear
+    """No member of the cluster answered in time."""
 
 
 class NoApiV2Error(StoreError):
     """The cluster does not speak the API v2."""
 
 
-class EtcdNode(NamedTuple):
+class EtcdNode(msgspec.Struct, frozen=True):
     """A key and what is there; of a directory, also what it holds."""
 
-    key: str
-    value: str
-    modified: int
-    created: int
-    is_directory: bool
-    nodes: tuple[EtcdNode, ...]
+    key: str = ""
+    value: str = ""
+    modified: int = msgspec.field(default=0, name="modifiedIndex")
+    created: int = msgspec.field(default=0, name="createdIndex")
+    is_directory: bool = msgspec.field(default=False, name="dir")
+    nodes: tuple[EtcdNode, ...] = ()
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct):
     """What etcd said: an error code or 0, the node, and the index of the cluster at that moment."""
 
-    code: int
-    cause: str
-    action: str
-    node: EtcdNode | None
-    at: int
+    code: int = msgspec.field(default=0, name="errorCode")
+    message: str = ""
+    cause: str = ""
+    action: str = ""
+    node: EtcdNode | None = None
+    at: int = msgspec.field(default=0, name="index")
+
+    @property
+    def nodes(self) -> tuple[EtcdNode, ...]:
+        """What a directory holds; nothing where there is none."""
+        return self.node.nodes if self.node is not None else ()
 
 
 class Swapped(NamedTuple):
-    """What became of a conditional write; where it was refused, the value that stood in its way, if etcd said so."""
+    """What became of a conditional write, and the index of it."""
 
     done: bool
     modified: int = 0
-    there: str | None = None
 
 
-class _UnsentError(Exception):
-    """The request did not leave this machine."""
+class _NoAnswerError(Exception):
+    """A member gave no answer; `sent`: the request left this machine, and nobody knows what became of it."""
 
-
-class _LostAnswerError(Exception):
-    """The request left, and nobody knows what became of it."""
-
-
-def mark() -> str:
-    """Letters that make a base64 text unlike any other, without changing what it says."""
-    # The system is asked once: each time that it is, other threads of the process come first.
-    number = secrets.randbits(2 * _MARK_LETTERS)
-    return "".join(_MARKS[number >> 2 * place & 3] for place in range(_MARK_LETTERS))
-
-
-def unmarked(text: str) -> str:
-    """The base64 text without its mark."""
-    return text.rstrip(_MARKS)
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 class Keys:
@@ -110,15 +95,17 @@ class Keys:
         # Nothing here holds the client: it is what the table of all of them is keyed by.
         self._start, self._machines = str(client.key_endpoint), f"{client.version_prefix}/machines"
         self._tls: Mapping[str, Any] = client.http.connection_pool_kw
-        self.request_timeout_s = float(client.read_timeout) or 60.0
-        self.headers = _authorization(client.username, client.password)
         self._context: ssl.SSLContext | None = None
-        self._idle: dict[str, list[HttpConnection]] = {}
+        self.request_timeout_s = float(client.read_timeout) or 60.0
+        self.headers: dict[str, str] = {}
+        if client.username:
+            user = base64.b64encode(f"{client.username}:{client.password}".encode()).decode()
+            self.headers = {"Authorization": f"Basic {user}"}
+        self._idle: dict[str, list[socket.socket]] = {}
         weakref.finalize(self, _hang_up, self._idle)
         self._members = [str(client.base_uri)]
-        self._lone = False
-        self._learnt = False
-        self._seen = 0
+        self._is_lone = self._has_learnt = False
+        self._seen = 0  # the index that the cluster has come to
         forks.release_in_children(self)
 
     def forked(self) -> None:
@@ -139,44 +126,44 @@ class Keys:
         return self._members[0]
 
     def connect(self, member: str, timeout_s: float) -> socket.socket:
-        """A new connection to a member."""
         if self._context is None and member.startswith("https:"):
-            self._context = tls_context(self._tls)
+            # What python-etcd was told about certificates, by the names of urllib3.
+            context = ssl.create_default_context(cafile=self._tls.get("ca_certs"))
+            if self._tls.get("cert_file"):
+                context.load_cert_chain(self._tls["cert_file"], self._tls.get("key_file"))
+            self._context = context
         return connect(member, self._context, timeout_s)
 
-    # Reading --------------------------------------------------------------------------------------------------------
+    def where(self, path: str) -> str:
+        """A key's path in the API."""
+        return f"{self._start}{re.sub('/+', '/', path)}"
+
+    def turn_away(self, member: str) -> None:
+        """This member does not answer: ask another one first from now on."""
+        if len(self._members) > 1 and self._members[0] == member:
+            self._members = [*self._members[1:], member]
+
+    def also(self, members: Iterable[str]) -> None:
+        """Further addresses of the same cluster."""
+        self._members = list(dict.fromkeys([*self._members, *members]))
 
     def read(self, path: str, deadline: Deadline, *, recursive: bool = False) -> Answer:
         """What is there now, confirmed by a majority; the node is None where nothing is."""
         self._learn(deadline)
         fields = {"recursive": "true"} if recursive else {}
-        if not self._lone:
+        if not self._is_lone:
             fields["quorum"] = "true"
-        answer = self.ask("GET", path, fields, deadline)
-        if answer.code not in (0, NO_KEY, NOT_A_DIRECTORY):
-            raise refusal("read", path, answer)
-        return answer
-
-    # Writing --------------------------------------------------------------------------------------------------------
+        return self._ask("GET", path, fields, deadline, "read", NO_KEY, NOT_A_DIRECTORY)[0]
 
     def write(self, path: str, value: str, deadline: Deadline, *, ttl_s: int | None = None) -> int:
         """Set a key, whatever is there; its new index."""
-        since, fields = self._seen, _fields(value, ttl_s)
-        while True:
-            try:
-                answer = self._once("PUT", path, fields, deadline)
-            except _UnsentError as exc:
-                self._turn(deadline, exc, f"write {path}", unclear=False)
-                continue
-            except _LostAnswerError as exc:
-                self._turn(deadline, exc, f"write {path}", unclear=True)
-                found = self._find(path, value, since, deadline)
-                if found:
-                    return found
-                continue
-            if answer.code or answer.node is None:
-                raise refusal("write", path, answer)
-            return answer.node.modified
+        since, fields = self._seen, _fields(ttl_s, value=value)
+        while (answer := self._attempt("PUT", path, fields, deadline)) is None:
+            if found := self._find(path, value, since, deadline):
+                return found
+        if answer.code or answer.node is None:
+            raise _refusal("write", path, answer)
+        return answer.node.modified
 
     def swap(
         self,
@@ -192,189 +179,86 @@ class Keys:
 
         What is written must be unlike anything that others write: by it the write is recognised after a lost answer.
         """
-        since = index or self._seen
-        fields = _fields(value, ttl_s)
-        if before is not None:
-            fields["prevValue"] = before
-        elif index is not None:
-            fields["prevIndex"] = str(index)
-        else:
-            fields["prevExist"] = "false"
-        answer, unclear = self._until_answered("PUT", path, fields, deadline)
+        since, fields = index or self._seen, _fields(ttl_s, value=value, prevValue=before)
+        if before is None:
+            fields |= {"prevExist": "false"} if index is None else {"prevIndex": str(index)}
+        unclear = False
+        while (answer := self._attempt("PUT", path, fields, deadline)) is None:
+            unclear = True
         if answer.code == 0 and answer.node is not None:
             return Swapped(True, answer.node.modified)
-        if unclear:
-            found = self._find(path, value, since, deadline)
-            if found:
-                return Swapped(True, found)
-        if answer.code in (COMPARE_FAILED, ALREADY_THERE, NO_KEY):
-            there = _in_the_way(answer.cause, before) if answer.code == COMPARE_FAILED else None
-            return Swapped(False, there=there)
-        raise refusal("write", path, answer)
+        if unclear and (found := self._find(path, value, since, deadline)):
+            return Swapped(True, found)
+        if answer.code not in (COMPARE_FAILED, ALREADY_THERE, NO_KEY):
+            raise _refusal("write", path, answer)
+        return Swapped(False)
 
     def make_directory(self, path: str, deadline: Deadline, *, ttl_s: int | None = None) -> bool:
         """Make a directory where nothing is; whether it was made now."""
-        fields = {"dir": "true", "prevExist": "false"}
-        if ttl_s is not None:
-            fields["ttl"] = str(ttl_s)
-        answer = self.ask("PUT", path, fields, deadline)
-        if answer.code not in (0, ALREADY_THERE, NOT_A_FILE):
-            raise refusal("make the directory", path, answer)
+        fields = _fields(ttl_s, dir="true", prevExist="false")
+        answer, _ = self._ask("PUT", path, fields, deadline, "make the directory", ALREADY_THERE, NOT_A_FILE)
         return answer.code == 0
 
     def prolong(self, path: str, ttl_s: int, deadline: Deadline, *, directory: bool = False) -> bool:
-        """Let a key live for so long from now, without a word to those who watch it; False where it is gone."""
-        fields = {"ttl": str(ttl_s), "prevExist": "true", "refresh": "true"}
-        if directory:
-            fields["dir"] = "true"
-        answer = self.ask("PUT", path, fields, deadline)
-        if answer.code not in (0, NO_KEY):
-            raise refusal("prolong", path, answer)
-        return answer.code == 0
+        """Let a key live for so long from now, without an event for those who watch it; False where it is gone."""
+        fields = _fields(ttl_s, prevExist="true", refresh="true", dir="true" if directory else None)
+        return self._ask("PUT", path, fields, deadline, "prolong", NO_KEY)[0].code == 0
 
     def delete(self, path: str, deadline: Deadline, *, index: int | None = None, before: str | None = None) -> bool:
         """Delete a key, if it has this index or this value; whether it is gone by that."""
-        fields = {} if index is None else {"prevIndex": str(index)}
-        if before is not None:
-            fields["prevValue"] = before
-        answer, unclear = self._until_answered("DELETE", path, fields, deadline)
-        if answer.code == NO_KEY:
-            return unclear
-        if answer.code not in (0, COMPARE_FAILED):
-            raise refusal("delete", path, answer)
-        return answer.code == 0
+        fields = _fields(None, prevIndex=None if index is None else str(index), prevValue=before)
+        answer, unclear = self._ask("DELETE", path, fields, deadline, "delete", COMPARE_FAILED, NO_KEY)
+        return unclear if answer.code == NO_KEY else answer.code == 0
 
-    # Asking ---------------------------------------------------------------------------------------------------------
-
-    def ask(self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline) -> Answer:
-        """Ask until there is an answer; only for what may be asked twice."""
-        return self._until_answered(method, path, fields, deadline)[0]
-
-    def _until_answered(
-        self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline
+    def _ask(
+        self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline, asked: str, *expected: int
     ) -> tuple[Answer, bool]:
-        """The answer, and whether it is unclear what became of an attempt before it."""
+        """The answer, and whether it is unclear what became of an attempt before it; StoreError for other codes."""
         unclear = False
+        while (answer := self._attempt(method, path, fields, deadline)) is None:
+            unclear = True
+        if answer.code not in (0, *expected):
+            raise _refusal(asked, path, answer)
+        return answer, unclear
+
+    def _attempt(self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline) -> Answer | None:
+        """Ask until the request has left; None where its answer was lost."""
         while True:
-            failure: Exception
             try:
-                return self._once(method, path, fields, deadline), unclear
-            except _UnsentError as exc:
+                return self._once(method, path, fields, deadline)
+            except _NoAnswerError as exc:
                 failure = exc
-            except _LostAnswerError as exc:
-                failure, unclear = exc, method != "GET"
-            self._turn(deadline, failure, f"{method} {path}", unclear)
+            self._pause(deadline, failure, f"{method} {path}")
+            if failure.sent:
+                return None
 
-    def where(self, path: str) -> str:
-        """A key's path in the API."""
-        return f"{self._start}{re.sub('/+', '/', path)}"
-
-    def turn_away(self, member: str) -> None:
-        """This member does not answer: ask another one first from now on."""
-        if len(self._members) > 1 and self._members[0] == member:
-            self._members = [*self._members[1:], member]
-
-    def also(self, members: Iterable[str]) -> None:
-        """Further addresses of the same cluster."""
-        self._members.extend(uri for uri in members if uri not in self._members)
-
-    def noted(self, index: int) -> None:
-        """The cluster has come to this index."""
-        self._seen = max(self._seen, index)
-
-    def _learn(self, deadline: Deadline) -> None:
-        """Find out, once, who else is in the cluster; a cluster of one needs no majority."""
-        if self._learnt:
-            return
-        member = self.member
-        sent = request("GET", member, self._machines, {}, self.headers)
-        try:
-            response = self._exchange(member, sent, min(deadline.left_s() + 0.01, _ONE_ATTEMPT_S))
-        except (_UnsentError, _LostAnswerError):
-            return
-        if response.status == 200:
-            others = [uri.strip() for uri in response.body.decode(errors="replace").split(",") if uri.strip()]
-            self._lone = len(others) == 1
-            known = self._members
-            self._members = [*known, *(uri for uri in others if uri not in known)] if len(others) > 1 else known
-        self._learnt = response.status < 500
-
-    def _once(self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline) -> Answer:
-        member = self.member
-        attempt_s = min(max(deadline.left_s(), 0.01), _ONE_ATTEMPT_S if len(self._members) > 1 else _LONE_ATTEMPT_S)
-        try:
-            response = self._exchange(
-                member, request(method, member, self.where(path), fields, self.headers), attempt_s
-            )
-            answer = read_answer(response.status, response.headers, response.body, member)
-            if answer is None:
-                raise _LostAnswerError(f"{member} answered {response.status}: {response.body[:200]!r}")
-        except (_UnsentError, _LostAnswerError):
-            self.turn_away(member)
-            raise
-        self.noted(answer.at)
-        return answer
-
-    def _exchange(self, member: str, sent: bytes, timeout_s: float) -> HttpResponse:
-        """Send a request over a connection that is free, and hear the answer."""
-        idle = self._idle.setdefault(member, [])
-        try:
-            connection = idle.pop() if idle else HttpConnection(self.connect(member, min(timeout_s, _CONNECT_S)))
-        except IndexError:
-            connection = HttpConnection(self.connect(member, min(timeout_s, _CONNECT_S)))  # another thread was faster
-        except ssl.SSLError as exc:
-            raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
-        except OSError as exc:
-            raise _UnsentError(_words(exc, member)) from exc
-        try:
-            response = connection.ask(sent, timeout_s)
-        except BaseException as exc:
-            for spoiled in [connection, *idle]:
-                spoiled.close()
-            idle.clear()
-            if isinstance(exc, ssl.SSLError):
-                raise _UnsentError(f"{member} and this client do not trust each other ({exc})") from exc
-            if isinstance(exc, OSError):
-                raise _LostAnswerError(_words(exc, member)) from exc
-            raise
-        if response.headers.get("Connection", "").lower() == "close" or len(idle) >= _MOST_IDLE:
-            connection.close()
-        else:
-            idle.append(connection)
-        return response
-
-    def _turn(self, deadline: Deadline, exc: Exception, asked: str, unclear: bool) -> None:
+    def _pause(self, deadline: Deadline, exc: _NoAnswerError, asked: str) -> None:
         """After a failure: wait a little, or give up."""
         left_s = deadline.left_s()
         if left_s <= 0:
-            raise EtcdAwayError(
-                f"etcd did not answer within {deadline.timeout_s:g} s ({asked}): {exc}", unclear=unclear
-            ) from exc
-        spent = max(deadline.timeout_s - left_s, _FIRST_PAUSE_S)
-        time.sleep(min(left_s, random.uniform(0.5, 1.0) * min(spent, _LONGEST_PAUSE_S)))
+            raise EtcdAwayError(f"etcd did not answer within {deadline.timeout_s:g} s ({asked}): {exc}") from exc
+        spent_s = max(deadline.timeout_s - left_s, _FIRST_PAUSE_S)
+        time.sleep(min(left_s, random.uniform(0.5, 1.0) * min(spent_s, _LONGEST_PAUSE_S)))
 
     def _find(self, path: str, value: str, since: int, deadline: Deadline) -> int:
         """Whether a value was written after an index, though it may be gone again: the index of that write, or 0."""
-        answer = self.read(path, deadline)
-        if answer.node is not None and answer.node.value == value:
-            return answer.node.modified
-        last = answer.node.modified if answer.node is not None else answer.at
-        index = since + 1
+        now = self.read(path, deadline)
+        if now.node is not None and now.node.value == value:
+            return now.node.modified
+        last, index = now.at if now.node is None else now.node.modified, since + 1
         while index <= last:
+            fields, limit = {"wait": "true", "waitIndex": str(index)}, min(deadline.left_s(), _HISTORY_S)
             try:
-                event = self._once(
-                    "GET", path, {"wait": "true", "waitIndex": str(index)}, Deadline.of(_at_most(deadline, _HISTORY_S))
-                )
-            except _UnsentError as exc:
-                self._turn(deadline, exc, f"the history of {path}", unclear=True)
+                event = self._once("GET", path, fields, Deadline.after(limit))
+            except _NoAnswerError as exc:
+                if exc.sent:
+                    return 0  # nothing more has happened to it
+                self._pause(deadline, exc, f"the history of {path}")
                 continue
-            except _LostAnswerError:
-                return 0  # nothing more has happened to it
             if event.code == CLEARED:
                 raise EtcdAwayError(
                     f"whether {path} was written is not known: the answer was lost, and etcd's history of 1,000 events "
-                    f"does not reach back that far",
-                    unclear=True,
+                    f"does not reach back that far"
                 )
             if event.code or event.node is None:
                 return 0
@@ -383,43 +267,89 @@ class Keys:
             index = event.node.modified + 1
         return 0
 
+    def _once(self, method: str, path: str, fields: Mapping[str, str], deadline: Deadline) -> Answer:
+        member = self.member
+        attempt_s = min(max(deadline.left_s(), 0.01), _ONE_ATTEMPT_S if len(self._members) > 1 else _LONE_ATTEMPT_S)
+        try:
+            sent = request(method, member, self.where(path), fields, self.headers)
+            response = self._exchange(member, sent, attempt_s)
+            answer = read_answer(response, member)
+            if answer is None:
+                raise _NoAnswerError(f"{member} answered {response.status}: {response.body[:200]!r}", sent=True)
+        except _NoAnswerError:
+            self.turn_away(member)
+            raise
+        self._seen = max(self._seen, answer.at)
+        return answer
+
+    def _learn(self, deadline: Deadline) -> None:
+        """Find out, once, who else is in the cluster; a cluster of one needs no majority."""
+        if self._has_learnt:
+            return
+        sent = request("GET", self.member, self._machines, {}, self.headers)
+        try:
+            response = self._exchange(self.member, sent, min(deadline.left_s() + 0.01, _ONE_ATTEMPT_S))
+        except _NoAnswerError:
+            return
+        if response.status == 200:
+            members = [uri.strip() for uri in response.body.decode(errors="replace").split(",") if uri.strip()]
+            self._is_lone = len(members) == 1
+            if not self._is_lone:
+                self.also(members)
+        self._has_learnt = response.status < 500
+
+    def _exchange(self, member: str, sent: bytes, timeout_s: float) -> HttpResponse:
+        """Send a request over a connection that is free, and hear the answer."""
+        idle = self._idle.setdefault(member, [])
+        try:
+            sock = idle.pop()
+        except IndexError:
+            try:
+                sock = self.connect(member, min(timeout_s, _CONNECT_S))
+            except OSError as exc:
+                raise _NoAnswerError(_words(exc, member), sent=False) from exc
+        try:
+            response = exchange(sock, sent, timeout_s)
+        except BaseException as exc:
+            sock.close()
+            _hang_up({member: idle})
+            if isinstance(exc, OSError):
+                raise _NoAnswerError(_words(exc, member), sent=not isinstance(exc, ssl.SSLError)) from exc
+            raise
+        if response.headers.get("Connection", "").lower() == "close" or len(idle) >= _MOST_IDLE:
+            sock.close()
+        else:
+            idle.append(sock)
+        return response
+
 
 _made: weakref.WeakKeyDictionary[Any, Keys] = weakref.WeakKeyDictionary()
 
 
-def read_answer(status: int, headers: Mapping[str, str], body: bytes, member: str) -> Answer | None:
+def read_answer(response: HttpResponse, member: str) -> Answer | None:
     """What a member said; None where it could not answer: without a leader, or in the middle of something."""
+    status, headers, body = response
     try:
-        said = json.loads(body)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        answer = msgspec.json.decode(body, type=Answer)
+    except msgspec.DecodeError as exc:
         if status == 404:
             raise NoApiV2Error(
                 f"etcd at {member} does not speak the API v2: start it with --enable-v2 (etcd 3.5 and older; 3.6 has no "
                 f"such API), or use the backend 'etcd-v3', which speaks the API v3"
-            )
+            ) from exc
         if 300 <= status < 500:
-            raise StoreError(f"etcd at {member} refused a request ({status}): {body[:200].decode(errors='replace')}")
+            said = body[:200].decode(errors="replace")
+            raise StoreError(f"etcd at {member} refused a request ({status}): {said}") from exc
         return None
-    code = int(said.get("errorCode", 0))
-    if status >= 500 or 300 <= code < 400:
+    if status >= 500 or 300 <= answer.code < 400:
         return None
-    if status in (401, 403) and not code:
-        code = FORBIDDEN
-    index = int(headers.get("X-Etcd-Index") or said.get("index") or 0)
-    node = said.get("node")
-    return Answer(
-        code if status >= 400 or code else 0,
-        str(said.get("cause") or said.get("message") or ""),
-        str(said.get("action", "")),
-        _node(node) if isinstance(node, dict) else None,
-        index,
-    )
+    if status in (401, 403) and not answer.code:
+        answer.code = FORBIDDEN
+    answer.cause, answer.at = answer.cause or answer.message, int(headers.get("X-Etcd-Index") or answer.at)
+    return answer
 
 
-def refusal(asked: str, path: str, answer: Answer) -> StoreError:
-    """A refusal as an error."""
+def _refusal(asked: str, path: str, answer: Answer) -> StoreError:
     if answer.code == FORBIDDEN:
         return StoreError(f"etcd does not let this client {asked} {path}: {answer.cause}; check its user and password")
     return StoreError(f"etcd refused to {asked} {path}: {answer.cause or 'no reason given'} (error {answer.code})")
@@ -439,45 +369,19 @@ def token() -> str:
     return secrets.token_hex(12)
 
 
-def _hang_up(lines: dict[str, list[HttpConnection]]) -> None:
-    for idle in lines.values():
+def _hang_up(connections: dict[str, list[socket.socket]]) -> None:
+    for idle in connections.values():
         while idle:
             idle.pop().close()
 
 
-def _authorization(name: str | None, password: str | None) -> dict[str, str]:
-    if not name:
-        return {}
-    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+def _fields(ttl_s: int | None, **fields: str | None) -> dict[str, str]:
+    ttl = {} if ttl_s is None else {"ttl": str(ttl_s)}
+    return {name: text for name, text in fields.items() if text is not None} | ttl
 
 
-def _node(said: Mapping[str, Any]) -> EtcdNode:
-    return EtcdNode(
-        str(said.get("key", "")),
-        str(said.get("value", "")),
-        int(said.get("modifiedIndex", 0)),
-        int(said.get("createdIndex", 0)),
-        bool(said.get("dir", False)),
-        tuple(_node(node) for node in said.get("nodes", ())),
-    )
-
-
-def _fields(value: str, ttl_s: int | None) -> dict[str, str]:
-    return {"value": value} if ttl_s is None else {"value": value, "ttl": str(ttl_s)}
-
-
-def _in_the_way(cause: str, before: str | None) -> str | None:
-    """etcd says "[expected != found]"."""
-    start = f"[{before} != "
-    if before is None or not cause.startswith(start) or not cause.endswith("]"):
-        return None
-    return cause[len(start) : -1]
-
-
-def _at_most(deadline: Deadline, limit_s: float) -> timedelta:
-    return timedelta(seconds=min(deadline.left_s(), limit_s))
-
-
-def _words(exc: Exception, member: str) -> str:
+def _words(exc: OSError, member: str) -> str:
+    if isinstance(exc, ssl.SSLError):
+        return f"{member} and this client do not trust each other ({exc})"
     text = str(exc)
     return text if member.partition("://")[2].partition(":")[0] in text else f"{member}: {text or type(exc).__name__}"

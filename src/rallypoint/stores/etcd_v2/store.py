@@ -6,30 +6,32 @@ hidden directory beside the values.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import weakref
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rallypoint import forks
-from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, decode_key, in_64_bits
+from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, decode_key, encode_value, in_64_bits
 from rallypoint.stores.data import read_number, sum_of
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v2.encoding import (
     as_file,
     as_name,
     as_names,
-    as_value,
+    as_text,
     decoded,
+    mark,
     of_file,
-    refuse_large,
     shown,
+    unmarked,
 )
-from rallypoint.stores.etcd_v2.keys import PAST, Answer, EtcdAwayError, EtcdNode, Keys, mark, step_back, token, unmarked
+from rallypoint.stores.etcd_v2.keys import PAST, Answer, EtcdAwayError, EtcdNode, Keys, step_back, token
 from rallypoint.stores.etcd_v2.watch import wait_for_event
 from rallypoint.waiting import Deadline
 
@@ -38,11 +40,12 @@ _LONGEST_PATH = 3500
 
 _QUEUES = "_queues"
 _CLAIM_TTL_S = 60
-_MOST_REMEMBERED, _LONGEST_REMEMBERED = 64, 1024
 _HISTORY = 900
 """How many events etcd's history of 1,000 is trusted to reach back."""
 _MANY = 16
 """From so many keys on, one look at the whole directory is cheaper than one at each of them."""
+
+T = TypeVar("T")
 
 
 class EtcdStoreTimeoutError(StoreTimeoutError, LookupError):
@@ -66,31 +69,7 @@ class EtcdV2Store(Store):
         self._prefix = "/" + prefix.strip("/")
         self._ttl_s = ttl_s
         self._used = _Used(self._keys, ttl_s) if ttl_s is not None else None
-        self._written: dict[str, str] = {}
-        self._lock = threading.Lock()
-        forks.release_in_children(self)
         self.set_timeout(DEFAULT_TIMEOUT if timeout is None else timeout)
-
-    # Values -----------------------------------------------------------------------------------------------------------
-
-    def set(self, key: str | bytes, value: bytes | str) -> None:
-        path = self._path(key)
-        self._keys.write(path, b64encode(as_value(value)).decode(), self._request_deadline(), ttl_s=self._ttl_s)
-        self._use(path)
-
-    def get(self, key: str | bytes) -> bytes:
-        return self._await_values([as_name(key)], f"get {shown(key)}")[0]
-
-    def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
-        names = as_names(keys)
-        return self._await_values(names, f"get {shown(*names)}")
-
-    def multi_set(self, keys: Sequence[str | bytes], values: Sequence[bytes | str]) -> None:
-        names = as_names(keys)
-        if len(names) != len(values):
-            raise ValueError(f"{len(names)} keys do not go with {len(values)} values")
-        for name, value in zip(names, list(map(as_value, values)), strict=True):
-            self.set(name, value)
 
     @property
     def client(self) -> Any:
@@ -102,38 +81,71 @@ class EtcdV2Store(Store):
         """The directory of its keys, with a slash at the end."""
         return f"{self._prefix}/"
 
+    @property
+    def host(self) -> str:
+        """The host of the member that is asked first: by the way to it, a node knows its own address."""
+        return urlsplit(self._keys.member).hostname or "localhost"
+
+    @property
+    def port(self) -> int:
+        """The port of that member."""
+        return urlsplit(self._keys.member).port or 2379
+
+    def clone(self) -> EtcdV2Store:
+        return copy.copy(self)
+
+    # Values -----------------------------------------------------------------------------------------------------------
+
+    def set(self, key: str | bytes, value: bytes | str) -> None:
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str | bytes], values: Sequence[bytes | str]) -> None:
+        names = as_names(keys)
+        if len(names) != len(values):
+            raise ValueError(f"{len(names)} keys do not go with {len(values)} values")
+        for path, text in list(zip(map(self._path, names), map(as_text, values), strict=True)):
+            self._keys.write(path, text, self._request_deadline(), ttl_s=self._ttl_s)
+            self._use(path)
+
+    def get(self, key: str | bytes) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
+        names, deadline = as_names(keys), self._deadline()
+        while True:
+            values, since = self._values(names, self._look(deadline))
+            missing = [name for name in names if name not in values]
+            if not missing:
+                return [values[name] for name in names]
+            self._next(self._places(missing[0]), since, deadline, f"get {shown(*names)}", missing)
+
     def add(self, key: str | bytes, num: int) -> int:
         in_64_bits(num)
         name = as_name(key)
-        total = 0
 
-        def plus(present: bytes | None) -> bytes | None:
-            nonlocal total
+        def decide(present: bytes | None) -> tuple[int, bytes | None]:
             try:
                 total = sum_of(name, present, num)
             except StoreError as exc:
                 raise EtcdStoreValueError(str(exc)) from None
             text = b"%d" % total
-            return None if text == present else text
+            return total, None if text == present else text
 
-        self._edit(name, plus)
-        return total
+        return self._edit(name, decide)
 
     def append(self, key: str | bytes, value: bytes | str) -> None:
-        more = as_value(value)
-        self._edit(as_name(key), lambda present: (present or b"") + more)
+        more = encode_value(value)
+        self._edit(key, lambda present: (None, (present or b"") + more))
 
     def compare_set(self, key: str | bytes, expected: bytes | str, desired: bytes | str) -> bytes:
-        wanted, new = as_value(expected), as_value(desired)
+        wanted, new = encode_value(expected), encode_value(desired)
 
-        there = [wanted]
+        def decide(present: bytes | None) -> tuple[bytes, bytes | None]:
+            if present == wanted or (present is None and not wanted):
+                return new, new
+            return wanted if present is None else present, None
 
-        def edit(present: bytes | None) -> bytes | None:
-            there[0] = wanted if present is None else present
-            return new if present == wanted or (present is None and not wanted) else None
-
-        written = self._edit(as_name(key), edit, first=wanted)
-        return there[0] if written is None else written
+        return self._edit(key, decide)
 
     def delete_key(self, key: str | bytes) -> bool:
         path, deadline = self._path(key), self._request_deadline()
@@ -145,13 +157,15 @@ class EtcdV2Store(Store):
                 return True
 
     def num_keys(self) -> int:
-        return len(self._listing(self._request_deadline()))
+        return len(self.list_keys())
 
     def list_keys(self) -> list[str]:
-        return [decode_key(name) for name in self._listing(self._request_deadline())]
+        nodes = self._keys.read(self._prefix, self._request_deadline()).nodes
+        return [decode_key(of_file(node.key)) for node in nodes if not node.is_directory]
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        return not self._missing(as_names(keys), self._request_deadline())[0]
+        names = as_names(keys)
+        return set(names) == set(self._values(names, self._request_deadline())[0])
 
     # Waiting ----------------------------------------------------------------------------------------------------------
 
@@ -165,23 +179,23 @@ class EtcdV2Store(Store):
         names = as_names(keys)
         asked = f"wait for {shown(*names)}"
         deadline = self._deadline(override_timeout if timeout is None else timeout)
-        missing, index = self._missing(names, self._look(deadline))
-        since = dict.fromkeys(missing, index)
-        while missing:
-            name = missing[0]
-            event = self._next(self._places(name), since[name], deadline, asked, missing)
+        values, index = self._values(names, self._look(deadline))
+        since = {name: index for name in names if name not in values}  # those that are missing
+        while since:
+            name = next(iter(since))
+            event = self._next(self._places(name), since[name], deadline, asked, list(since))
             if event is None or event.node is None:
-                missing, now = self._missing(missing, self._look(deadline))
+                values, now = self._values(since, self._look(deadline))
                 # What came and went meanwhile is in etcd's history, as far as that reaches back.
-                since = {name: now if now - since[name] > _HISTORY else since[name] for name in missing}
+                since = {name: now if now - at > _HISTORY else at for name, at in since.items() if name not in values}
             elif event.action in PAST:
                 since[name] = event.node.modified
             else:
-                missing = missing[1:]
+                del since[name]
 
     def queue_push(self, key: str | bytes, value: bytes | str) -> None:
         path = f"{self._queue(as_name(key))}/{token()}"
-        self._keys.swap(path, b64encode(as_value(value)).decode(), self._request_deadline(), ttl_s=self._ttl_s)
+        self._keys.swap(path, as_text(value), self._request_deadline(), ttl_s=self._ttl_s)
         self._use(path)
 
     def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
@@ -191,8 +205,7 @@ class EtcdV2Store(Store):
         while True:
             entries, since = self._entries(queue, self._look(deadline))
             for entry in entries:
-                value = self._claim(entry)
-                if value is not None:
+                if (value := self._claim(entry)) is not None:
                     return value
             if entries:
                 continue
@@ -213,29 +226,6 @@ class EtcdV2Store(Store):
             count = read_number(decoded(answer.node.value, path)) or 0 if answer.node is not None else 0
             if count < world_size:
                 self._next([(path, False)], answer.at, deadline, asked, [])
-
-    # The rest ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def host(self) -> str:
-        """The host of the member that is asked first: by the way to it, a node knows its own address."""
-        return urlsplit(self._keys.member).hostname or "localhost"
-
-    @property
-    def port(self) -> int:
-        """The port of that member."""
-        return urlsplit(self._keys.member).port or 2379
-
-    def clone(self) -> EtcdV2Store:
-        other = EtcdV2Store(self._client, self._prefix, self._timeout)
-        other._ttl_s, other._used = self._ttl_s, self._used
-        return other
-
-    def forked(self) -> None:
-        """In a forked child: it goes on over connections of its own."""
-        self._lock = threading.Lock()
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str | bytes) -> str:
         path = f"{self._prefix}/{as_file(as_name(key))}"
@@ -263,115 +253,48 @@ class EtcdV2Store(Store):
         if self._used is not None:
             self._used.add(paths)
 
-    def _edit(
-        self, name: bytes, edit: Callable[[bytes | None], bytes | None], *, first: bytes | None = None
-    ) -> bytes | None:
-        """Read, change and write a value, until nobody else has written in between; None where it is to stay.
-
-        Where `first` is the only value that would be changed, it is not read if it is nothing, or what this store wrote
-        last: then the write alone tells whether it is so.
-        """
-        path, deadline = self._path(name), self._request_deadline()
-        raw, index = self._supposed(path, first) or self._raw(path, deadline)
-        conflicts = 0
+    def _edit(self, key: str | bytes, decide: Callable[[bytes | None], tuple[T, bytes | None]]) -> T:
+        """Read a value and write what `decide` makes of it, until nobody else has written in between; None: it stays."""
+        path, deadline, conflicts = self._path(key), self._request_deadline(), 0
         while True:
-            new = edit(None if raw is None else decoded(raw, path))
+            node = self._keys.read(path, deadline).node
+            if node is not None and node.is_directory:
+                node = None
+            result, new = decide(None if node is None else decoded(node.value, path))
             if new is None:
-                return None
-            refuse_large(new)
-            text = b64encode(new).decode() + mark()
-            started = time.monotonic()
-            if raw:
-                swapped = self._keys.swap(path, text, deadline, before=raw, ttl_s=self._ttl_s)
-            else:  # nothing, or an empty value, which etcd cannot compare with
-                swapped = self._keys.swap(path, text, deadline, index=index, ttl_s=self._ttl_s)
-            if swapped.done:
+                return result
+            text, index, started = as_text(new) + mark(), None if node is None else node.modified, time.monotonic()
+            if self._keys.swap(path, text, deadline, index=index, ttl_s=self._ttl_s).done:
                 self._use(path)
-                if first is not None:
-                    self._remember(path, text)
-                return new
+                return result
             conflicts += 1
             step_back(conflicts, time.monotonic() - started, deadline)
-            raw, index = self._raw(path, deadline)  # what stood in the way may be old by now
-
-    def _supposed(self, path: str, value: bytes | None) -> tuple[str | None, int | None] | None:
-        """How etcd would hold this value of a key, where that is known without asking."""
-        if value is None:
-            return None
-        raw = self._written.get(path)
-        if raw is not None:
-            return (raw, None) if decoded(raw, path) == value else None
-        return None if value else (None, None)
-
-    def _remember(self, path: str, raw: str) -> None:
-        """What this store wrote last, of the keys that it wrote last, where that is short: signs of life are."""
-        with self._lock:
-            self._written.pop(path, None)
-            if len(raw) <= _LONGEST_REMEMBERED:
-                self._written[path] = raw
-            if len(self._written) > _MOST_REMEMBERED:
-                del self._written[next(iter(self._written))]
-
-    def _raw(self, path: str, deadline: Deadline) -> tuple[str | None, int | None]:
-        node = self._keys.read(path, deadline).node
-        return (None, None) if node is None or node.is_directory else (node.value, node.modified)
-
-    def _await_values(self, names: list[bytes], asked: str) -> list[bytes]:
-        deadline = self._deadline()
-        while True:
-            values, since = self._values(names, self._look(deadline))
-            missing = [name for name in names if name not in values]
-            if not missing:
-                return [values[name] for name in names]
-            self._next(self._places(missing[0]), since, deadline, asked, missing)
 
     def _values(self, names: Iterable[bytes], deadline: Deadline) -> tuple[dict[bytes, bytes], int]:
         """The values that are there, those of queues empty, and an index before which nothing was overlooked."""
-        wanted = list(dict.fromkeys(names))
-        found: dict[bytes, bytes] = {}
-        since = -1
+        wanted = {name: as_file(name) for name in names}
         if len(wanted) > _MANY:
-            answer = self._keys.read(self._prefix, deadline)
-            since = answer.at
-            nodes = {node.key.rpartition("/")[2]: node for node in (answer.node.nodes if answer.node else ())}
-            for name in wanted:
-                node = nodes.get(as_file(name))
-                if node is not None and not node.is_directory:
-                    found[name] = decoded(node.value, node.key)
+            answers = [self._keys.read(self._prefix, deadline)]
+            nodes = list(answers[0].nodes)
         else:
-            for name in wanted:
-                answer = self._keys.read(self._path(name), deadline)
-                since = answer.at if since < 0 else min(since, answer.at)
-                if answer.node is not None and not answer.node.is_directory:
-                    found[name] = decoded(answer.node.value, answer.node.key)
-        self._use(*(self._path(name) for name in found))
-        for name in wanted:
-            if name not in found and self._entries(self._queue(name), deadline)[0]:
-                found[name] = b""
-        return found, max(since, 0)
-
-    def _missing(self, names: list[bytes], deadline: Deadline) -> tuple[list[bytes], int]:
-        values, since = self._values(names, deadline)
-        return [name for name in dict.fromkeys(names) if name not in values], since
-
-    def _listing(self, deadline: Deadline) -> list[bytes]:
-        answer = self._keys.read(self._prefix, deadline)
-        nodes = answer.node.nodes if answer.node is not None else ()
-        return [of_file(node.key.rpartition("/")[2]) for node in nodes if not node.is_directory]
+            answers = [self._keys.read(self._path(name), deadline) for name in wanted]
+            nodes = [answer.node for answer in answers if answer.node is not None]
+        there = {node.key.rpartition("/")[2]: node for node in nodes if not node.is_directory}
+        found = {name: decoded(there[file].value, there[file].key) for name, file in wanted.items() if file in there}
+        self._use(*map(self._path, found))
+        queues = [name for name in wanted if name not in found and self._entries(self._queue(name), deadline)[0]]
+        return found | dict.fromkeys(queues, b""), min((answer.at for answer in answers), default=0)
 
     def _entries(self, queue: str, deadline: Deadline) -> tuple[list[EtcdNode], int]:
         """What stands in a queue, the oldest first; what somebody has taken already is passed over."""
         answer = self._keys.read(queue, deadline)
-        nodes = answer.node.nodes if answer.node is not None else ()
-        free = [node for node in nodes if unmarked(node.value) == node.value]
+        free = [node for node in answer.nodes if unmarked(node.value) == node.value]
         return sorted(free, key=lambda node: node.created), answer.at
 
     def _claim(self, entry: EtcdNode) -> bytes | None:
         """Take an entry: by a mark first, which tells after a lost answer who has it."""
-        deadline = self._request_deadline()
-        if not self._keys.swap(
-            entry.key, entry.value + mark(), deadline, index=entry.modified, ttl_s=_CLAIM_TTL_S
-        ).done:
+        marked, deadline = entry.value + mark(), self._request_deadline()
+        if not self._keys.swap(entry.key, marked, deadline, index=entry.modified, ttl_s=_CLAIM_TTL_S).done:
             return None
         self._keys.delete(entry.key, deadline)
         return decoded(entry.value, entry.key)
@@ -392,39 +315,24 @@ class _Used:
     def __init__(self, keys: Keys, ttl_s: int) -> None:
         self._keys, self._ttl_s = keys, ttl_s
         self._start()
-        forks.release_in_children(self)
 
     def add(self, paths: Iterable[str]) -> None:
-        """These are in use."""
-        if self._is_parents:
+        if (
+            not self._started_in.is_this_process
+        ):  # the parent prolongs what it has used, and this child what it will use
             self._start()
-        with self._lock:
-            self._paths.update(paths)
-
-    def forked(self) -> None:
-        """In a forked child: the parent prolongs what it has used, and the child what it will use."""
-        self._is_parents = True
+        self._paths.update(paths)
 
     def _start(self) -> None:
-        self._is_parents = False
-        self._paths: set[str] = set()
-        self._lock = threading.Lock()
-        ended = threading.Event()
-        thread = threading.Thread(
-            target=_prolong,
-            args=(self._keys, self._ttl_s, self._paths, self._lock, ended),
-            name="etcd-keys",
-            daemon=True,
-        )
+        self._started_in, self._paths, ended = forks.OpenedIn(), set[str](), threading.Event()
+        prolong = partial(_prolong, self._keys, self._ttl_s, self._paths, ended)
         weakref.finalize(self, ended.set).atexit = False
-        thread.start()
+        threading.Thread(target=prolong, name="etcd-keys", daemon=True).start()
 
 
-def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ended: threading.Event) -> None:
+def _prolong(keys: Keys, ttl_s: int, paths: set[str], ended: threading.Event) -> None:
     while not ended.wait(ttl_s / 2):
-        with lock:
-            present = list(paths)
-        for path in present:
+        for path in list(paths):
             try:
                 alive = keys.prolong(path, ttl_s, Deadline.after(keys.request_timeout_s))
             except EtcdAwayError:
@@ -432,5 +340,4 @@ def _prolong(keys: Keys, ttl_s: int, paths: set[str], lock: threading.Lock, ende
             except StoreError:
                 alive = False
             if not alive:
-                with lock:
-                    paths.discard(path)
+                paths.discard(path)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Generic, TypeVar
 
 from rallypoint.etcd_client import EtcdClient, Lease
@@ -24,7 +22,7 @@ from rallypoint.waiting import Deadline
 
 T = TypeVar("T")
 
-_LONGEST_PAUSE = timedelta(seconds=1)
+_LONGEST_PAUSE_S = 1.0
 
 
 class StoreOverError(StoreError):
@@ -37,13 +35,9 @@ class StoreLease:
     def __init__(self, lease: Lease | int | None, prefix: str) -> None:
         self._lease = lease if isinstance(lease, Lease) else None
         self._prefix = prefix
+        self.may_end = self._lease is not None  # this process hears of the end while it waits for something else
         self.lease_id = 0 if lease is None else lease if isinstance(lease, int) else lease.id
         self._is_over = False
-
-    @property
-    def may_end(self) -> bool:
-        """Whether this process hears of the end while it waits for something else."""
-        return self._lease is not None
 
     def check(self) -> None:
         """`StoreOverError` if it is over."""
@@ -67,30 +61,15 @@ class StoreLease:
 
 @dataclass(frozen=True)
 class GuardedWrite(Generic[T]):
-    """What is to be written if some conditions hold, and what the change comes to then.
+    """What is to be written if some conditions hold, and what the change comes to then; without `then`, nothing is written.
 
     `can_return`: one of the conditions may hold again after it did not, as the absence of a key.
     """
 
     result: T
-    when: tuple[Compare, ...]
-    then: tuple[RequestOp, ...]
+    when: tuple[Compare, ...] = ()
+    then: tuple[RequestOp, ...] = ()
     can_return: bool = False
-
-
-@dataclass(frozen=True)
-class NoWrite(Generic[T]):
-    """There is nothing to be written."""
-
-    result: T
-
-
-@dataclass
-class _Receipt:
-    """A key that one change at a time writes to, and its revision."""
-
-    key: bytes
-    revision: int = 0
 
 
 class ExactlyOnce:
@@ -100,17 +79,17 @@ class ExactlyOnce:
         self._client = client
         self._names = names
         self._store_lease = store_lease
-        self._free: deque[_Receipt] = deque()
+        self._free: list[tuple[bytes, int]] = []  # keys of receipts, and their revisions
 
-    def make(self, plan: Callable[[], GuardedWrite[T] | NoWrite[T]]) -> tuple[T, int]:
+    def make(self, plan: Callable[[], GuardedWrite[T]]) -> tuple[T, int]:
         """Plan and write until nobody else has written in between.  What it came to, and at which revision.
 
-        Whoever loses does so to somebody who has won: there is no end to this but success.
+        An attempt fails only because another one has succeeded, so one succeeds in the end.
         """
         try:
-            receipt = self._free.pop()
+            receipt, revision = self._free.pop()
         except IndexError:
-            receipt = _Receipt(self._names.receipt(secrets.token_hex(12)))
+            receipt, revision = self._names.receipt(secrets.token_hex(12)), 0
         tried: dict[bytes, T] = {}
         is_open = False  # an attempt that was refused may yet happen
         while True:
@@ -118,37 +97,25 @@ class ExactlyOnce:
                 step = plan()
             except BaseException:
                 if not tried:
-                    self._free.append(receipt)
+                    self._free.append((receipt, revision))
                 raise
-            if isinstance(step, NoWrite):
-                if not is_open:
-                    self._free.append(receipt)
-                    return step.result, 0
-                step = GuardedWrite(
-                    step.result, (), ()
-                )  # the receipt alone, so that no earlier attempt can happen after this
-            token = secrets.token_hex(12).encode()
+            if not step.then and not is_open:
+                self._free.append((receipt, revision))
+                return step.result, 0
+            # Where there is nothing to write, the receipt alone is, so that no earlier attempt can happen after this.
+            token, started = secrets.token_hex(12).encode(), time.monotonic()
             tried[token] = step.result
-            started = time.monotonic()
             # A receipt that meets with an error is not used again: nobody knows what becomes of it.
+            lease_id = self._store_lease.lease_id
             outcome = self._client.guarded_put(
-                receipt.key,
-                token,
-                mod_revision=receipt.revision,
-                when=step.when,
-                then=step.then,
-                lease=self._store_lease.lease_id,
+                receipt, token, mod_revision=revision, when=step.when, then=step.then, lease=lease_id
             )
-            if outcome.succeeded:
-                receipt.revision = outcome.revision
-                self._free.append(receipt)
-                return step.result, outcome.revision
-            if outcome.revision != receipt.revision:
-                if outcome.current is None or outcome.current.value not in tried:
+            if outcome.succeeded or outcome.revision != revision:
+                # If it was refused, an earlier attempt, which was refused at one member, has happened at another.
+                made = token if outcome.succeeded else outcome.current.value if outcome.current is not None else b""
+                if made not in tried:
                     raise self._store_lease.keys_are_gone()
-                # An earlier attempt, which was refused at one member, has happened at another.
-                receipt.revision = outcome.revision
-                self._free.append(receipt)
-                return tried[outcome.current.value], outcome.revision
+                self._free.append((receipt, outcome.revision))
+                return tried[made], outcome.revision
             is_open = is_open or step.can_return
-            step_back(len(tried), time.monotonic() - started, Deadline.of(_LONGEST_PAUSE))
+            step_back(len(tried), time.monotonic() - started, Deadline.after(_LONGEST_PAUSE_S))

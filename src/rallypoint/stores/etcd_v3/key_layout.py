@@ -45,7 +45,6 @@ class KeyLayout:
         self._entries, self._parts, self._receipts = start + b"entries/", start + b"parts/", start + b"receipts/"
 
     def value(self, name: bytes) -> bytes:
-        """Where a value lies."""
         return self.keys + name + _VALUE
 
     def queue(self, name: bytes) -> bytes:
@@ -65,7 +64,6 @@ class KeyLayout:
         return self._entries + _digest(name) + b"/"
 
     def entry(self, name: bytes, number: int) -> bytes:
-        """Where an entry of a queue lies."""
         return self.entries(name) + b"%016x" % number
 
     def parts(self, key: bytes) -> bytes:

@@ -1,12 +1,13 @@
 """Values of any size on etcd v3, which takes 1.5 MiB in a request.
 
 A large value is written in parts first, under a name that nobody else has; then a small transaction switches over to them
-and removes those of the value before.  Who reads does so at one revision, and never sees a half of each.
+and removes those of the value before.  A reader reads at one revision, and never sees a half of each.
 """
 
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import NamedTuple
 
 from rallypoint.etcd_client import EtcdClient, KeyValue, compare, delete_op, put_op
@@ -35,31 +36,26 @@ class LargeValues:
         self._names = names
         self._lease_id = lease_id
 
-    def lay(self, key: bytes, value: bytes) -> PreparedValue:
-        """Get a value ready for a key.  What of it is never switched over to is removed by the key's next write."""
+    def prepare(self, key: bytes, value: bytes) -> PreparedValue:
+        """Prepare a value for a key.  What of it is never switched over to is removed by the key's next write."""
         home = self._names.parts(key)
         if len(value) <= PART_BYTES:
             return PreparedValue(written(value), (), (delete_op(home, prefix=True),))
         folder = home + secrets.token_hex(12).encode() + b"/"
         starts = range(0, len(value), PART_BYTES)
-        revisions = [
-            self._client.guarded_put(
-                part(folder, number), value[start : start + PART_BYTES], mod_revision=0, lease=self._lease_id
-            ).revision
-            for number, start in enumerate(starts)
-        ]
+        put = partial(self._client.guarded_put, mod_revision=0, lease=self._lease_id)
+        revisions = [put(part(folder, n), value[at : at + PART_BYTES]).revision for n, at in enumerate(starts)]
         # Another writer's switch removes all of ours; that the first one is still there says that none came between.
         intact = compare(part(folder, 0), mod_revision=revisions[0])
         others = (delete_op(home, end=folder), delete_op(prefix_end(folder), end=prefix_end(home)))
         return PreparedValue(written(SplitValue(folder, len(starts), len(value))), (intact,), others)
 
     def extend(self, key: bytes, split: SplitValue, more: bytes) -> tuple[RequestOp, ...]:
-        """Add a part to a large value."""
-        longer = split._replace(parts=split.parts + 1, size=split.size + len(more))
-        return (
-            put_op(key, written(longer), lease=self._lease_id),
-            put_op(part(split.folder, split.parts), more, lease=self._lease_id),
+        longer, put = (
+            SplitValue(split.folder, split.parts + 1, split.size + len(more)),
+            partial(put_op, lease=self._lease_id),
         )
+        return put(key, written(longer)), put(part(split.folder, split.parts), more)
 
     def read(self, kv: KeyValue, revision: int, timeout_s: float | None) -> bytes:
         """The whole value.  `EtcdCompactedError`: that revision is history by now; read the key again."""

@@ -9,25 +9,15 @@ from __future__ import annotations
 import copy
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
-from rallypoint.etcd_client import (
-    EtcdClient,
-    EtcdCompactedError,
-    EtcdError,
-    EtcdForkError,
-    EtcdLeaseLostError,
-    Lease,
-    compare,
-    delete_op,
-    get_op,
-    put_op,
-)
+from rallypoint.etcd_client import EtcdClient, KeyValue, Lease, compare, delete_op, get_op, put_op
+from rallypoint.etcd_client.errors import EtcdCompactedError, EtcdError, EtcdForkError, EtcdLeaseLostError
 from rallypoint.etcd_client.messages import RangeResponse, RequestOp
 from rallypoint.stores.base import (
     DEFAULT_TIMEOUT,
@@ -42,7 +32,7 @@ from rallypoint.stores.base import (
 )
 from rallypoint.stores.data import read_number, sum_of
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreForkError
-from rallypoint.stores.etcd_v3.exactly_once import ExactlyOnce, GuardedWrite, NoWrite, StoreLease
+from rallypoint.stores.etcd_v3.exactly_once import ExactlyOnce, GuardedWrite, StoreLease
 from rallypoint.stores.etcd_v3.key_layout import KeyLayout, Queue, SplitValue, read_queue, read_value, written_queue
 from rallypoint.stores.etcd_v3.large_values import PART_BYTES, LargeValues
 from rallypoint.stores.etcd_v3.watcher import NAMES_AT_ONCE, KeyWatcher, look_s
@@ -96,10 +86,17 @@ class EtcdV3Store(Store):
                 self._changes.make(partial(self._writing_all, batch))
 
     def get(self, key: str) -> bytes:
-        return self._get([key], f"get {key!r}")[0]
+        return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._get(keys, f"get {name_some(keys)}")
+        names, deadline, asked = encode_keys(keys), self._deadline(), f"get {name_some(keys)}"
+        with self._asking(asked, Query.MULTI_GET, *names):
+            while True:
+                values, revision = self._watcher.values(names, look_s(deadline))
+                missing = frozenset(names) - values.keys()
+                if not missing:
+                    return [values[name] for name in names]
+                self._watcher.wait(missing, revision, deadline, asked)
 
     def add(self, key: str, amount: int) -> int:
         return self._add(f"add {amount} to {key!r}", encode_key(key), amount)[0]
@@ -125,10 +122,10 @@ class EtcdV3Store(Store):
         name = encode_key(key)
         place = self._names.value(name)
 
-        def plan() -> GuardedWrite[bool] | NoWrite[bool]:
+        def plan() -> GuardedWrite[bool]:
             found = self._client.range(place, keys_only=True).kvs
             if not found:
-                return NoWrite(False)
+                return GuardedWrite(False)
             there = compare(place, mod_revision=found[0].mod_revision)
             return GuardedWrite(True, (there,), (delete_op(place), delete_op(self._names.parts(place), prefix=True)))
 
@@ -141,8 +138,7 @@ class EtcdV3Store(Store):
     def list_keys(self) -> list[str]:
         with self._asking("list the keys"):
             found = self._client.range(self._names.keys, prefix=True, keys_only=True).kvs
-        names = (self._names.of_value(kv.key) for kv in found)
-        return [decode_key(name) for name in names if name is not None]
+        return [decode_key(name) for kv in found if (name := self._names.of_value(kv.key)) is not None]
 
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
@@ -165,32 +161,30 @@ class EtcdV3Store(Store):
         here, revision = self._add(asked, name, 1)
         if here >= world_size:
             return
-        with self._asking(asked), self._watcher.watching(self._names.value(name), revision, deadline, asked) as written:
-            for kv in written:
-                count = read_value(kv.value, kv.key)
-                if not isinstance(count, SplitValue) and (read_number(count) or 0) >= world_size:
-                    return
+
+        def is_full(kv: KeyValue) -> bool:
+            count = read_value(kv.value, kv.key)
+            return not isinstance(count, SplitValue) and (read_number(count) or 0) >= world_size
+
+        with self._asking(asked):
+            self._watcher.wait_until(self._names.value(name), revision, deadline, asked, is_full)
 
     # Queues -----------------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: bytes | str) -> None:
         name, new = encode_key(key), encode_value(value)
         with self._asking(f"push to the queue {key!r}", Query.QUEUE_PUSH, name, new):
-            # A large one is laid out once, under a name of its own: the number of the entry is not known yet.
-            laid = self._values.lay(secrets.token_bytes(16), new)
+            # A large one is written once, under a name of its own: the number of the entry is not known yet.
+            prepared = self._values.prepare(secrets.token_bytes(16), new)
 
             def plan() -> GuardedWrite[None]:
                 place = self._names.queue(name)
                 kv = self._client.get(place)
-                queue = Queue(0, 0) if kv is None else read_queue(kv.value, place)
-                return GuardedWrite(
-                    None,
-                    (compare(place, mod_revision=0 if kv is None else kv.mod_revision), *laid.when),
-                    (
-                        self._put(place, written_queue(queue._replace(after=queue.after + 1))),
-                        self._put(self._names.entry(name, queue.after), laid.raw),
-                    ),
-                )
+                first, after = Queue(0, 0) if kv is None else read_queue(kv.value, place)
+                unchanged = compare(place, mod_revision=0 if kv is None else kv.mod_revision)
+                longer = self._put(place, written_queue(Queue(first, after + 1)))
+                entry = self._put(self._names.entry(name, after), prepared.raw)
+                return GuardedWrite(None, (unchanged, *prepared.when), (longer, entry))
 
             self._changes.make(plan)
 
@@ -204,19 +198,14 @@ class EtcdV3Store(Store):
                     return popped
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty")
-                with self._watcher.watching(self._names.queue(name), revision, deadline, asked) as written:
-                    next(written)
+                self._watcher.wait_until(self._names.queue(name), revision, deadline, asked, lambda _: True)
 
     def queue_len(self, key: str) -> int:
         name = encode_key(key)
         with self._asking(f"look at the queue {key!r}", Query.QUEUE_LEN, name):
             kv = self._client.get(self._names.queue(name))
-        if kv is None:
-            return 0
-        queue = read_queue(kv.value, kv.key)
-        return queue.after - queue.first
-
-    # The rest ---------------------------------------------------------------------------------------------------------
+        first, after = (0, 0) if kv is None else read_queue(kv.value, kv.key)
+        return after - first
 
     def clone(self) -> EtcdV3Store:
         return copy.copy(self)
@@ -229,15 +218,15 @@ class EtcdV3Store(Store):
     def _writing(self, name: bytes, value: bytes, result: T, seen: int | None = None) -> GuardedWrite[T]:
         """Write a value; given the revision that was seen of it, only if that has not changed."""
         place = self._names.value(name)
-        laid = self._values.lay(place, value)
+        prepared = self._values.prepare(place, value)
         unchanged = () if seen is None else (compare(place, mod_revision=seen),)
-        return GuardedWrite(
-            result, (*unchanged, *laid.when), (self._put(place, laid.raw), *laid.then), can_return=seen == 0
-        )
+        then = (self._put(place, prepared.raw), *prepared.then)
+        return GuardedWrite(result, (*unchanged, *prepared.when), then, can_return=seen == 0)
 
     def _writing_all(self, batch: dict[bytes, bytes]) -> GuardedWrite[None]:
         writes = [self._writing(name, value, None) for name, value in batch.items()]
-        return GuardedWrite(None, _joined(write.when for write in writes), _joined(write.then for write in writes))
+        when, then = (tuple(itertools.chain(*parts)) for parts in zip(*((w.when, w.then) for w in writes), strict=True))
+        return GuardedWrite(None, when, then)
 
     def _add(self, asked: str, name: bytes, amount: int) -> tuple[int, int]:
         """The sum, and at which revision it was written."""
@@ -254,11 +243,11 @@ class EtcdV3Store(Store):
     def _edit(self, name: bytes, decide: Callable[[bytes | None], tuple[T, bytes | None]]) -> tuple[T, int]:
         """Read a value and write what `decide` makes of it; None: it stays as it is."""
 
-        def plan() -> GuardedWrite[T] | NoWrite[T]:
+        def plan() -> GuardedWrite[T]:
             kv, value = self._watcher.read(self._names.value(name))
             result, new = decide(value)
             if new is None:
-                return NoWrite(result)
+                return GuardedWrite(result)
             return self._writing(name, new, result, 0 if kv is None else kv.mod_revision)
 
         return self._changes.make(plan)
@@ -282,18 +271,15 @@ class EtcdV3Store(Store):
         assert isinstance(found, bytes)
         return self._writing(name, found + more, None, 0 if kv is None else kv.mod_revision)
 
-    def _popping(
-        self, name: bytes, timeout_s: float
-    ) -> GuardedWrite[tuple[bytes | None, int]] | NoWrite[tuple[bytes | None, int]]:
+    def _popping(self, name: bytes, timeout_s: float) -> GuardedWrite[tuple[bytes | None, int]]:
         """Take the first entry of a queue.  What it is, None where there is none, and the revision of the look."""
         place, entries = self._names.queue(name), self._names.entries(name)
         while True:
-            outcome = self._client.transaction(
-                then=[get_op(place), get_op(entries, prefix=True, limit=1)], timeout_s=timeout_s
-            )
+            look = [get_op(place), get_op(entries, prefix=True, limit=1)]
+            outcome = self._client.transaction(then=look, timeout_s=timeout_s)
             queues, found = (answer.kvs for answer in outcome.answers if isinstance(answer, RangeResponse))
             if not queues:
-                return NoWrite((None, outcome.revision))
+                return GuardedWrite((None, outcome.revision))
             queue = read_queue(queues[0].value, place)
             if not found or found[0].key != self._names.entry(name, queue.first):
                 raise StoreError(f"somebody has deleted entries of the queue {decode_key(name)!r}")
@@ -301,27 +287,15 @@ class EtcdV3Store(Store):
                 value = self._values.read(found[0], outcome.revision, timeout_s)
             except EtcdCompactedError:
                 continue
-            rest = queue._replace(first=queue.first + 1)
-            parts = read_value(found[0].value, found[0].key)
+            rest, parts = Queue(queue.first + 1, queue.after), read_value(found[0].value, found[0].key)
             then = [
-                delete_op(place) if rest.first == rest.after else self._put(place, written_queue(rest)),
                 delete_op(found[0].key),
-                *([delete_op(parts.folder, prefix=True)] if isinstance(parts, SplitValue) else []),
+                delete_op(place) if rest.first == rest.after else self._put(place, written_queue(rest)),
             ]
+            if isinstance(parts, SplitValue):
+                then.append(delete_op(parts.folder, prefix=True))
             unchanged = compare(place, mod_revision=queues[0].mod_revision)
             return GuardedWrite((value, outcome.revision), (unchanged,), tuple(then))
-
-    # Inside -----------------------------------------------------------------------------------------------------------
-
-    def _get(self, keys: Sequence[str], asked: str) -> list[bytes]:
-        names, deadline = encode_keys(keys), self._deadline()
-        with self._asking(asked, Query.MULTI_GET, *names):
-            while True:
-                values, revision = self._watcher.values(names, look_s(deadline))
-                missing = frozenset(names) - values.keys()
-                if not missing:
-                    return [values[name] for name in names]
-                self._watcher.wait(missing, revision, deadline, asked)
 
     @contextmanager
     def _asking(self, asked: str, query: Query | None = None, *texts: bytes) -> Iterator[None]:
@@ -333,16 +307,14 @@ class EtcdV3Store(Store):
             yield
         except EtcdLeaseLostError as exc:
             raise self._store_lease.over() from exc
-        except EtcdForkError as exc:
-            raise StoreForkError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
         except EtcdError as exc:
-            raise StoreError(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
+            error = StoreForkError if isinstance(exc, EtcdForkError) else StoreError
+            raise error(f"{asked}, in the store {self._names.prefix!r}: {exc}") from exc
 
 
 def _batches(pairs: dict[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
     """Pairs that fit into a transaction together; a large one goes by itself."""
-    batch: dict[bytes, bytes] = {}
-    size = 0
+    batch, size = dict[bytes, bytes](), 0
     for name, value in pairs.items():
         size += len(name) + len(value)
         if batch and (size > PART_BYTES or len(batch) == NAMES_AT_ONCE):
@@ -351,7 +323,3 @@ def _batches(pairs: dict[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
         batch[name] = value
     if batch:
         yield batch
-
-
-def _joined(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
-    return tuple(itertools.chain.from_iterable(parts))

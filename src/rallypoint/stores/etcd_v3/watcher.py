@@ -6,7 +6,6 @@ So nothing that happens after the look is overlooked, whatever becomes of single
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rallypoint.etcd_client import EtcdClient, EtcdCompactedError, KeyChange, KeyValue, Watch, get_op
 from rallypoint.etcd_client.messages import RangeRequest, RangeResponse, RequestOp
@@ -34,8 +33,6 @@ class KeyWatcher:
         self._store_lease = store_lease
         self._values = values
 
-    # Looking ----------------------------------------------------------------------------------------------------------
-
     def read(self, place: bytes) -> tuple[KeyValue | None, bytes | None]:
         """What stands at a key, and the value that it makes."""
         while True:
@@ -50,8 +47,7 @@ class KeyWatcher:
     def values(self, names: list[bytes], timeout_s: float) -> tuple[dict[bytes, bytes], int]:
         """The values that are there, those of queues empty; and a revision after which nothing was overlooked."""
         while True:
-            found: dict[bytes, bytes] = {}
-            since = 0
+            found, since = dict[bytes, bytes](), 0
             try:
                 for name, value, has_queue, revision in self._ask(names, get_op, timeout_s):
                     since = since or revision
@@ -65,13 +61,9 @@ class KeyWatcher:
 
     def missing(self, names: list[bytes], timeout_s: float | None) -> tuple[frozenset[bytes], int]:
         """What is not there; and a revision after which nothing was overlooked."""
-        missing: set[bytes] = set()
-        since = 0
-        for name, value, has_queue, revision in self._ask(names, _count_op, timeout_s):
-            since = since or revision
-            if not value.count and not has_queue:
-                missing.add(name)
-        return frozenset(missing), since
+        asked = list(self._ask(names, _count_op, timeout_s))
+        missing = frozenset(name for name, value, has_queue, _ in asked if not value.count and not has_queue)
+        return missing, asked[0][3] if asked else 0
 
     def _ask(
         self, names: list[bytes], question: Callable[[bytes], RequestOp], timeout_s: float | None
@@ -86,8 +78,6 @@ class KeyWatcher:
             for name, value, queue in zip(batch, answers[::2], answers[1::2], strict=True):
                 yield name, value, bool(queue.count), outcome.revision
 
-    # Waiting ----------------------------------------------------------------------------------------------------------
-
     def wait(self, missing: frozenset[bytes], revision: int, deadline: Deadline, asked: str) -> None:
         """Wait until each of the names has been there after a revision: one watch, over all that lies between them."""
         if not missing:
@@ -100,15 +90,13 @@ class KeyWatcher:
                     if kv.key in awaited:
                         left.discard(awaited[kv.key])
 
-    @contextmanager
-    def watching(self, place: bytes, revision: int, deadline: Deadline, asked: str) -> Iterator[Iterator[KeyValue]]:
-        """What is written to a key after a revision."""
+    def wait_until(
+        self, place: bytes, revision: int, deadline: Deadline, asked: str, is_met: Callable[[KeyValue], bool]
+    ) -> None:
+        """Wait until something is written to a key after a revision that is what was waited for."""
         with self._client.watch(place, revision=revision + 1, timeout_s=look_s(deadline)) as watch:
-            yield self._writes(watch, deadline, asked)
-
-    def _writes(self, watch: Watch, deadline: Deadline, asked: str) -> Iterator[KeyValue]:
-        while True:
-            yield from self._next(watch, deadline, asked, set())
+            while not any(map(is_met, self._next(watch, deadline, asked, set()))):
+                pass
 
     def _next(self, watch: Watch, deadline: Deadline, asked: str, missing: set[bytes]) -> tuple[KeyValue, ...]:
         """What was written next; nothing, if it was a deletion."""
