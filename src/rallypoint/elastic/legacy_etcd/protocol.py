@@ -98,14 +98,14 @@ def announced(state: State) -> Edit:
     return Edit({**state, "num_workers_waiting": int(state["num_workers_waiting"]) + 1}, None)
 
 
-def closed(state: State | None) -> Edit:
+def closed(state: State) -> Edit:
     """Nobody can join any more, whatever the state was, and also where there was none."""
-    return Edit({**(state or {}), "status": CLOSED}, None)
+    return Edit({**state, "status": CLOSED}, None)
 
 
-def described(state: State | None, min_nodes: int, max_nodes: int) -> str:
-    """The state in words."""
-    if state is None:
+def described(state: State, min_nodes: int, max_nodes: int) -> str:
+    """The state in words; an empty one stands for none."""
+    if not state:
         return "nobody has begun a version yet"
     here = len(state.get("participants", ()))
     match state["status"]:
