@@ -21,10 +21,10 @@ from rallypoint.client.wait_reports import reported, reporter_for_program
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
 from rallypoint.protocol import Peer
-from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.errors import in_torch_words_too
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def join(
     endpoint: str,
     *,
@@ -98,7 +98,7 @@ class Place:
         """The members of the world in the order of their ranks, fetched page by page."""
         return self._member.peers()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def again(self) -> Place:
         """Wait for a place in the next world; this one is over with it."""
         with _reported(self._member, quiet=self._quiet):

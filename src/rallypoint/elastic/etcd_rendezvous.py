@@ -8,67 +8,44 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rallypoint import events
 from rallypoint.backends.etcd_v2_client import DEFAULT_PORT, certificates, connect, make_client
 from rallypoint.backends.options import choice, read_options, seconds, text
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.legacy_etcd import protocol
-from rallypoint.elastic.legacy_etcd.phases import (
-    EtcdPhases,
-    EtcdRendezvousRetryableFailure,
-    EtcdRendezvousRetryImmediately,
-)
-from rallypoint.elastic.utils import parse_rendezvous_endpoint
-from rallypoint.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
+from rallypoint.elastic.legacy_etcd.lease import Lease
+from rallypoint.elastic.legacy_etcd.phases import EtcdPhases
+from rallypoint.elastic.legacy_etcd.protocol import EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately
+from rallypoint.elastic.utils import _failures_recorded
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.net import parse_endpoints
 from rallypoint.stores.errors import StoreTimeoutError
 from rallypoint.stores.etcd_v2.keys import EtcdAwayError, step_back
 from rallypoint.stores.etcd_v2.watch import wait_for_event
 from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.errors import in_torch_words_too
 from rallypoint.waiting import Deadline
 
-if TYPE_CHECKING:
-    from rallypoint.elastic.etcd_store import EtcdStore, cas_delay
-
 __all__ = [
-    "CONST_ETCD_FROZEN_TTL",
-    "CONST_ETCD_JOINABLE_EPHEMERAL_TTL",
-    "CONST_ETCD_SETUP_TTL",
-    "CONST_RUNID_SUBROOT_TTL",
-    "CONST_WORKER_KEEPALIVE_TTL",
     "EtcdRendezvous",
     "EtcdRendezvousHandler",
     "EtcdRendezvousRetryImmediately",
     "EtcdRendezvousRetryableFailure",
-    "EtcdStore",
-    "RendezvousClosedError",
-    "RendezvousError",
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStoreInfo",
-    "RendezvousTimeoutError",
-    "cas_delay",
     "create_rdzv_handler",
-    "logger",
-    "parameters_from_url",
-    "parse_rendezvous_endpoint",
 ]
 
-__getattr__ = lazy_names(__name__, "etcd", EtcdStore=ETCD_STORE, cas_delay="rallypoint.elastic.etcd_store:cas_delay")
+__getattr__ = lazy_names(
+    *(__name__, "EtcdStore", "RendezvousClosedError", "RendezvousError", "cas_delay", "etcd"),
+    "parse_rendezvous_endpoint",
+)
 
 logger = logging.getLogger("rallypoint.etcd")
 
@@ -170,6 +147,23 @@ class EtcdRendezvous(EtcdPhases):
                 )
             wait_for_event(self._keys, [(path, False)], answer.at, waiting.left_s())
 
+    def create_path_if_not_exists(self, full_path: str, ttl: int | None = None) -> None:
+        """Make a directory, for good or for so many seconds, where nothing is."""
+        with self._asking() as term:
+            self._keys.make_directory(full_path, term, ttl_s=ttl)
+
+    def setup_lease_renewal(self, full_path: str, ttl: int) -> threading.Event:
+        """Keep a key or directory alive, until the event is set, the key is gone, or nobody holds this object."""
+        with self._asking() as term:
+            node = self._keys.read(full_path, term).node
+            is_directory = node is not None and node.is_directory
+            alive = self._keys.prolong(full_path, ttl, term, directory=is_directory)
+        lease = Lease(self._keys, full_path, ttl, directory=is_directory)
+        if not alive:
+            lease.stop()
+        self._leases = [*(held for held in self._leases if not held.stopped.is_set()), lease]
+        return lease.stopped
+
     def setup_kv_store(self, rdzv_version: str) -> Any:
         """The store of a version."""
         path = self.get_path(f"/rdzv/v_{rdzv_version}/kv")
@@ -189,12 +183,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._local_addr = local_addr
 
     def get_backend(self) -> str:
-        """The backend's name."""
         return BACKEND
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a place in the next world."""
         while True:
             version, rank, size = self._rendezvous.rendezvous_barrier()
             store = self._rendezvous.setup_kv_store(version)
@@ -203,18 +195,17 @@ class EtcdRendezvousHandler(RendezvousHandler):
                 events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
                 return RendezvousInfo(store, rank, size, info)
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def is_closed(self) -> bool:
         """Whether the run is closed; where there is no state, it is not."""
         state = self._rendezvous.current_state()
         return state is not None and state["status"] == protocol.CLOSED
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def set_closed(self) -> None:
-        """Close the run for everybody."""
         self._rendezvous.set_closed()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def num_nodes_waiting(self) -> int:
         """How many wait for the next version; at least 1 where this node's own was given up by those who waited.
 
@@ -223,10 +214,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return self._rendezvous.num_waiting()
 
     def get_run_id(self) -> str:
-        """The run's name."""
         return self._rendezvous.run_id
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def shutdown(self) -> bool:
         """Close the run, as PyTorch's does; whether that went well."""
         self._rendezvous.leave()
@@ -255,7 +245,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             store.set_timeout(patience)
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The creator of the backend `etcd`.
 
@@ -263,7 +253,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     if "://" in (params.endpoint or ""):
         params = parameters_from_url(params.endpoint, params)
-    try:
+    with _failures_recorded("backend failed", params):
         options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
         client = make_client(
             parse_endpoints(params.endpoint, DEFAULT_PORT),
@@ -274,17 +264,9 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         )
         connect(client, options[TIMEOUT] or TIMEOUT.default, f"etcd at {params.endpoint or 'localhost'}")
         rendezvous = EtcdRendezvous(
-            client,
-            options[PREFIX],
-            params.run_id,
-            params.min_nodes,
-            params.max_nodes,
-            options[TIMEOUT],
-            options[LAST_CALL],
+            *(client, options[PREFIX], params.run_id, params.min_nodes, params.max_nodes),
+            *(options[TIMEOUT], options[LAST_CALL]),
         )
-    except Exception as exc:
-        events.record("backend failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
-        raise
     return EtcdRendezvousHandler(rendezvous, params.local_addr)
 
 

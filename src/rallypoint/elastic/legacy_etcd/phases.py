@@ -8,17 +8,26 @@ take as long as a rendezvous; a phase and its steps share that time.  Results an
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from rallypoint.backends.etcd_v2_client import python_etcd
 from rallypoint.elastic.legacy_etcd import protocol
 from rallypoint.elastic.legacy_etcd.lease import Lease
-from rallypoint.elastic.legacy_etcd.protocol import FINAL, FROZEN, JOINABLE, Edit, State
+from rallypoint.elastic.legacy_etcd.protocol import (
+    FINAL,
+    FROZEN,
+    JOINABLE,
+    Edit,
+    EtcdRendezvousRetryableFailure,
+    EtcdRendezvousRetryImmediately,
+    Found,
+    Seat,
+    State,
+)
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, step_back
@@ -35,34 +44,6 @@ _BACK_S = 1.5
 come back at once: a shorter last call would be over before they look, each time anew.  Theirs is a second longer than it says."""
 _ONE_NODE_S = 0.004
 _LONGEST_PAUSE_S = 0.25
-
-
-class EtcdRendezvousRetryableFailure(Exception):  # noqa: N818  # the name is PyTorch's
-    """The rendezvous did not come about, and may after a while: go through the phases again."""
-
-
-class EtcdRendezvousRetryImmediately(Exception):  # noqa: N818  # the name is PyTorch's
-    """The rendezvous did not come about, and may at once: go through the phases again."""
-
-
-class Seat(NamedTuple):
-    """A place in a version."""
-
-    version: str
-    rank: int
-
-
-class Found(NamedTuple):
-    """The state as it was read or written (empty: none): its text, etcd's index then, and that of its last change."""
-
-    state: State
-    text: str
-    at: int
-    modified: int = 0
-
-    def is_at(self, status: str, version: str) -> bool:
-        """Whether this version has this status."""
-        return self.state.get("status") == status and self.state.get("version") == version
 
 
 Step = Callable[[Found, Deadline], Found | None]
@@ -283,28 +264,9 @@ class EtcdPhases:
 
         return self._shown(self._repeat(step))
 
-    # Keys -----------------------------------------------------------------------------------------------------------
-
     def get_path(self, path: str) -> str:
         """The full path of something under the run's own directory."""
         return f"{self._root}/{path.lstrip('/')}"
-
-    def create_path_if_not_exists(self, full_path: str, ttl: int | None = None) -> None:
-        """Make a directory, for good or for so many seconds, where nothing is."""
-        with self._asking() as term:
-            self._keys.make_directory(full_path, term, ttl_s=ttl)
-
-    def setup_lease_renewal(self, full_path: str, ttl: int) -> threading.Event:
-        """Keep a key or directory alive, until the event is set, the key is gone, or nobody holds this object."""
-        with self._asking() as term:
-            node = self._keys.read(full_path, term).node
-            is_directory = node is not None and node.is_directory
-            alive = self._keys.prolong(full_path, ttl, term, directory=is_directory)
-        lease = Lease(self._keys, full_path, ttl, directory=is_directory)
-        if not alive:
-            lease.stop()
-        self._leases = [*(held for held in self._leases if not held.stopped.is_set()), lease]
-        return lease.stopped
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
