@@ -172,7 +172,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         locator = membership.elected_locator(
             *(settings.run_id, lambda _: BackendRegister(lambda: backend), run_settings),
             where=f"the backend {backend.name!r}",
-            key=(backend.name, getattr(backend, "place", None) or id(backend)),
+            key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
             address=local_addr or run_in_thread(lambda: _own_address(store)),
             ports=given[membership.SERVER_PORT],
             rest_s=getattr(backend, "rest_s", None),
@@ -288,6 +288,19 @@ def _fall_silent(member: Member) -> None:
     """On the loop, because a garbage collector may call this anywhere; in a forked child there is nothing to end."""
     with suppress(RendezvousError):
         background().call(member.stop)
+
+
+class _Identity:
+    """A backend as a key, by which object it is: the handlers that share it share an election."""
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+
+    def __hash__(self) -> int:
+        return id(self._backend)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other._backend is self._backend
 
 
 def _own_address(store: Any | None) -> str:
