@@ -45,7 +45,8 @@ __all__ = [
 
 __getattr__ = lazy_names(
     *(__name__, "NodeState", "Store", "construct_and_record_rdzv_event", "dist", "RendezvousHandler"),
-    *("RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError", "RendezvousTimeoutError"),
+    *("RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError", "RendezvousStoreInfo"),
+    "RendezvousTimeoutError",
 )
 
 logger = logging.getLogger("rallypoint")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import events, net
+from rallypoint.torch_bridge import presence
 from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def _part_of(store: Any, prefix: str) -> Any:
 
 @contextmanager
 def _failures_recorded(kind: str, params: RendezvousParameters) -> Iterator[None]:
-    """Record an event where something fails inside."""
+    """Record an event where something fails inside, for torch's stream as well."""
+    presence.share_events()
     try:
         yield
     except Exception as exc:

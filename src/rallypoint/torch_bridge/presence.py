@@ -16,10 +16,15 @@ _EVENTS = "torch.distributed.elastic.events"
 _FAILED = ("backend failed", "handler failed", "join failed", "closing failed", "lost")
 
 
-def greet(handler_class: type) -> None:
-    """A handler is made: where torch is there, its class counts as one of torch's, and torch hears of events."""
+def share_events() -> None:
+    """From now on, where torch is there, its stream gets our events."""
     if _EVENTS in sys.modules:
         events.add_listener(_tell_torch)
+
+
+def greet(handler_class: type) -> None:
+    """A handler is made: where torch is there, its class counts as one of torch's, and torch hears of events."""
+    share_events()
     # It is not there yet while torch is just being imported.
     theirs = getattr(sys.modules.get(TORCH_API), "RendezvousHandler", None)
     if theirs is not None and not issubclass(handler_class, theirs):
