@@ -92,15 +92,16 @@ class EtcdRendezvous(EtcdPhases):
                 state = self._look(Deadline.after(_MOMENT_S)).state
             except EtcdAwayError:
                 return 0
-        if state.get("status") != protocol.CLOSED and self._seat and state.get("version") != self._seat.version:
+        seat = self._seat
+        if seat is not None and state.get("status") != protocol.CLOSED and state.get("version") != seat.version:
             return 1
         return int(state["num_workers_waiting"]) if state.get("status") == protocol.FINAL else 0
 
     def has_lost_its_world(self) -> bool:
         """Whether the world of the last barrier is over, or a member of it is gone; only a node that asks learns of it."""
         with self._asking() as term:
-            state = self._look(term).state
-            if self._seat is not None and state.get("version") != self._seat.version:
+            state, seat = self._look(term).state, self._seat
+            if seat is not None and state.get("version") != seat.version:
                 return True
             return state.get("status") == protocol.FINAL and self._missing(state, term)[0]
 
@@ -274,19 +275,19 @@ def parameters_from_url(url: str, params: RendezvousParameters | None = None) ->
     """Read `etcd://host:port/job?min_workers=1&max_workers=3&timeout=…`, over what `params` say where it says nothing."""
     parts = urlsplit(url)
     options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    run_id = parts.path.strip("/") or (params.run_id if params is not None else "")
+    given = params or RendezvousParameters(BACKEND, "", "", 1, 1)
+    run_id = parts.path.strip("/") or given.run_id
     if parts.scheme != "etcd" or not run_id:
         raise ValueError(
             f"The URL {url!r} does not name a run on etcd: write etcd://host:port/run?min_workers=1&max_workers=3."
         )
     try:
-        min_nodes = int(options.pop("min_workers", params.min_nodes if params is not None else 1))
-        max_nodes = int(options.pop("max_workers", params.max_nodes if params is not None else min_nodes))
+        min_nodes = int(options.pop("min_workers", given.min_nodes))
+        max_nodes = int(options.pop("max_workers", given.max_nodes if params is not None else min_nodes))
     except ValueError as exc:
         raise ValueError(f"The URL {url!r} has a number of workers that is none: {exc}.") from None
-    given = {} if params is None else params.config
-    local_addr = None if params is None else params.local_addr
-    return RendezvousParameters(BACKEND, parts.netloc, run_id, min_nodes, max_nodes, local_addr, **{**given, **options})
+    config = {**given.config, **options}
+    return RendezvousParameters(BACKEND, parts.netloc, run_id, min_nodes, max_nodes, given.local_addr, **config)
 
 
 def _object(stored: str | None, path: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rallypoint import events, net
@@ -107,7 +108,7 @@ class _PeriodicTimer:
         # The thread must not hold the timer, or it would never be dropped.
         self._thread = threading.Thread(
             target=_call_periodically,
-            args=(self._stop, min(interval_s, threading.TIMEOUT_MAX), function, args, kwargs),
+            args=(self._stop, min(interval_s, threading.TIMEOUT_MAX), partial(function, *args, **kwargs)),
             name="PeriodicTimer",
             daemon=True,
         )
@@ -138,16 +139,10 @@ class _PeriodicTimer:
             _end(self._stop, self._thread, None)
 
 
-def _call_periodically(
-    stop: threading.Event,
-    interval_s: float,
-    function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-) -> None:
+def _call_periodically(stop: threading.Event, interval_s: float, call: Callable[[], object]) -> None:
     while not stop.wait(interval_s):
         try:
-            function(*args, **kwargs)
+            call()
         except Exception:  # noqa: PERF203  # the next call follows
             name = threading.current_thread().name
             log.exception("A call of the timer %s failed; the next one follows in %g s.", name, interval_s)

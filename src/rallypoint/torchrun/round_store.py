@@ -100,7 +100,6 @@ class RoundStore(PythonStore):
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-
         def ask(store: Any) -> list[bytes]:
             # Some of torch's servers close the connection when they are asked for a key that is not there.
             store.wait(list(keys), self._timeout)
@@ -147,8 +146,6 @@ class RoundStore(PythonStore):
         other = RoundStore(self._world)
         other.set_timeout(self._timeout)
         return other
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, *args: Any) -> Any:
         return self._do(

@@ -44,6 +44,7 @@ _BACK_S = 1.5
 come back at once: a shorter last call would be over before they look, each time anew.  Theirs is a second longer than it says."""
 _ONE_NODE_S = 0.004
 _LONGEST_PAUSE_S = 0.25
+_LOOK_S = 10.0
 
 
 Step = Callable[[Found, Deadline], Found | None]
@@ -87,8 +88,6 @@ class EtcdPhases:
             self._prepare(term)
         self._run_lease = Lease(self._keys, self._root, protocol.RUN_TTL_S, directory=True, revive=self._prepare_again)
 
-    # Phases ---------------------------------------------------------------------------------------------------------
-
     def init_phase(self) -> tuple[str, int, int]:
         """Begin a version or join the one that there is; its version, this node's rank, and the size.
 
@@ -105,11 +104,7 @@ class EtcdPhases:
                     self.handle_existing_rendezvous(found.state["version"])
                     raise EtcdRendezvousRetryImmediately(f"{self._said(found)}: that is over")
                 case status:
-                    self._repeat(
-                        lambda now, term: (
-                            now if now.text != found.text else self._wait(now, protocol.FROZEN_TTL_S, term)
-                        )
-                    )
+                    self._repeat(lambda now, term: now if now.text != found.text else self._wait(now, _LOOK_S, term))
                     raise EtcdRendezvousRetryableFailure(f"run {self.run_id!r} was {status}, and has changed")
 
     def join_phase(self, expected_version: str) -> tuple[str, int, int]:
@@ -134,8 +129,6 @@ class EtcdPhases:
         with self._one_phase():
             self.announce_self_waiting(expected_version)
             self.wait_for_rendezvous_to_free(expected_version)
-
-    # Steps ----------------------------------------------------------------------------------------------------------
 
     def try_create_rendezvous(self) -> Any:
         """Begin a version, and return its state; EtcdAlreadyExist where there is a state."""
@@ -243,8 +236,6 @@ class EtcdPhases:
 
         self._repeat(step)
 
-    # The state ------------------------------------------------------------------------------------------------------
-
     def get_rdzv_state(self) -> tuple[Any, State]:
         """The state as etcd has it, and as it reads; EtcdKeyNotFound where there is none."""
         with self._one_phase() as term:
@@ -267,8 +258,6 @@ class EtcdPhases:
     def get_path(self, path: str) -> str:
         """The full path of something under the run's own directory."""
         return f"{self._root}/{path.lstrip('/')}"
-
-    # Inside ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _asking(self, term: Deadline | None = None) -> Iterator[Deadline]:
