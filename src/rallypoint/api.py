@@ -21,7 +21,7 @@ from rallypoint.client.wait_reports import reported, reporter_for_program
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
 from rallypoint.protocol import Peer
-from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.errors import in_torch_words_too
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` since Python 3.11; type checkers bring it for 3.10
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rallypoint.backends.join_options import JoinOptions
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def join(
     endpoint: str,
     *,
@@ -103,7 +103,7 @@ class Place:
         """The members of the world in the order of their ranks, fetched page by page."""
         return self._member.peers()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def again(self) -> Place:
         """Wait for a place in the next world; this one is over with it."""
         with _reported(self._member, quiet=self._quiet):

@@ -161,7 +161,7 @@ def test_an_empty_registry_says_that_it_is_empty() -> None:
 
 def test_one_registry_is_shared_by_all_modules() -> None:
     assert api.rendezvous_handler_registry is rendezvous_handler_registry
-    assert registry.rendezvous_handler_registry is rendezvous_handler_registry
+    assert registry.handler_registry is rendezvous_handler_registry
     assert rallypoint.elastic.get_rendezvous_handler is registry.get_rendezvous_handler
 
 

@@ -100,6 +100,20 @@ def test_keys_and_values_are_text_or_bytes_and_nothing_else(store: EtcdStore) ->
             store.set(key, value)  # type: ignore[arg-type]
 
 
+def test_its_errors_are_torchs_and_ours(one_etcd: Cluster, name: str) -> None:
+    """A process group that starts waits for ten seconds at a time, and goes on after an error of torch's."""
+    store = dist.PrefixStore("prefix", kept := EtcdStore(one_etcd.client(), f"/stores/{name}"))
+    with pytest.raises(dist.DistStoreError, match="wait for 'prefix/gone': not within") as told:
+        store.wait(["gone"], timedelta(seconds=0.02))
+    assert isinstance(told.value, LookupError)
+    kept.set("text", "x")
+    with pytest.raises(dist.DistStoreError, match="number") as refused:
+        kept.add("text", 1)
+    assert isinstance(refused.value, ValueError)
+    with pytest.raises(dist.QueueEmptyError):
+        kept.clone().queue_pop("q", block=False)
+
+
 def test_without_torch_it_is_ours(one_etcd: Cluster, name: str) -> None:
     program = f"""
 import sys

@@ -15,8 +15,8 @@ from torch.distributed.elastic import events as torch_events
 from torch.distributed.elastic import rendezvous as torch_api
 
 import rallypoint
-from rallypoint import elastic
-from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend
+from rallypoint import elastic, events
+from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from rallypoint.elastic.dynamic_rendezvous import create_handler
 from tests.faults.harness import free_port
 
@@ -97,6 +97,16 @@ def test_events_reach_torchs_stream(stream: Listening) -> None:
     (failed,) = (event for event in stream.heard if event["name"].endswith("rallypoint.join failed"))
     assert (failed["run_id"], failed["node_state"]) == ("run", "FAILED")
     assert "was not joined within" in failed["message"]
+
+
+def test_the_first_backend_of_a_program_is_in_torchs_stream(stream: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handler has been made yet when it is created, or fails."""
+    monkeypatch.setattr(events, "_listeners", [])
+    create_backend(params("c10d", f"127.0.0.1:{free_port()}"))
+    with pytest.raises(torch_api.RendezvousConnectionError):
+        create_backend(params("c10d", "127.0.0.1:1", is_host=False, read_timeout=1))
+    names = [(event["name"].partition("rallypoint.")[2], event["node_state"]) for event in stream.heard]
+    assert names == [("backend created", "RUNNING"), ("backend failed", "FAILED")]
 
 
 def test_torch_is_not_imported_for_it() -> None:

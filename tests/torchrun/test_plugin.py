@@ -14,9 +14,10 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 import rallypoint
 from rallypoint import errors
 from rallypoint.elastic import registry
+from rallypoint.messages.types import Reason
 from rallypoint.torch_bridge.errors import in_torch_words
-from rallypoint.torch_bridge.handler import Departure, TorchHandler
 from rallypoint.torchrun.backend import options_of
+from rallypoint.torchrun.handler import TorchHandler
 
 KINDS = [kind for name, kind in vars(errors).items() if name.startswith("Rendezvous")]
 
@@ -102,16 +103,14 @@ def test_the_wanted_rank_is_an_option_or_comes_from_the_environment(
 
 
 class Recorded:
-    """A rendezvous that only notes how it is left."""
-
-    backend = "recorded"
-    run_id = "run"
+    """A membership that only notes how it is left."""
 
     def __init__(self) -> None:
-        self.left: list[tuple[Departure, str]] = []
+        self.left: list[tuple[Reason, str]] = []
 
-    def leave(self, departure: Departure, why: str) -> bool:
-        self.left.append((departure, why))
+    def leave(self, reason: Reason, why: str, *, patience_s: float | None) -> bool:
+        assert patience_s is None
+        self.left.append((reason, why))
         return True
 
 
@@ -120,20 +119,18 @@ def failed() -> ChildFailedError:
 
 
 @pytest.mark.parametrize(
-    ("error", "departure", "why"),
+    ("error", "reason", "why"),
     [
-        (None, Departure.FINISHED, ""),
-        (failed(), Departure.GAVE_UP, "exit code 3 of local rank 1, global rank 4"),
-        (KeyboardInterrupt(), Departure.STOPPED, "KeyboardInterrupt"),
-        (SystemExit(0), Departure.STOPPED, "SystemExit"),
-        (RuntimeError("no disk"), Departure.STOPPED, "RuntimeError: no disk"),
+        (None, Reason.FINISHED, ""),
+        (failed(), Reason.GAVE_UP, "exit code 3 of local rank 1, global rank 4"),
+        (KeyboardInterrupt(), Reason.WITHDREW, "KeyboardInterrupt"),
+        (SystemExit(0), Reason.WITHDREW, "SystemExit"),
+        (RuntimeError("no disk"), Reason.WITHDREW, "RuntimeError: no disk"),
     ],
 )
-def test_the_exception_under_way_tells_why_an_agent_goes(
-    error: BaseException | None, departure: Departure, why: str
-) -> None:
+def test_the_exception_under_way_tells_why_an_agent_goes(error: BaseException | None, reason: Reason, why: str) -> None:
     recorded = Recorded()
-    handler = TorchHandler(recorded)  # type: ignore[arg-type]  # all that is asked of it is there
+    handler = TorchHandler("recorded", recorded, 1.0)  # type: ignore[arg-type]  # all that is asked of it is there
     try:
         if error is not None:
             raise error
@@ -142,7 +139,7 @@ def test_the_exception_under_way_tells_why_an_agent_goes(
     else:
         handler.shutdown()
     (left,) = recorded.left
-    assert left[0] is departure
+    assert left[0] is reason
     assert why in left[1]
 
 
@@ -151,5 +148,5 @@ def test_an_exception_that_was_about_before_the_launch_means_nothing() -> None:
     try:
         raise RuntimeError("the first attempt failed")
     except RuntimeError:
-        TorchHandler(recorded).shutdown()  # type: ignore[arg-type]
-    assert recorded.left == [(Departure.FINISHED, "")]
+        TorchHandler("recorded", recorded, 1.0).shutdown()  # type: ignore[arg-type]
+    assert recorded.left == [(Reason.FINISHED, "")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,9 +88,12 @@ def connect(client: Any, read_timeout_s: float, what: str) -> Keys:
     try:
         keys.read("/", Deadline.after(min(_REACH_S, read_timeout_s)))
     except EtcdAwayError as exc:
-        raise RendezvousConnectionError(
-            f"{what} is not reached: {exc}; is it running there, and is {keys.member.partition(':')[0]} what it speaks?"
-        ) from exc
+        advice = f"is it running there, and is {keys.member.partition(':')[0]} what it speaks?"
+        if isinstance(getattr(exc.__cause__, "__cause__", None), ssl.SSLError):
+            advice = (
+                "is https what it speaks, and has each side a certificate that the other side's authority has signed?"
+            )
+        raise RendezvousConnectionError(f"{what} is not reached: {exc}; {advice}") from exc
     except StoreError as exc:
         raise RendezvousConnectionError(f"{what} cannot be used: {exc}") from exc
     return keys

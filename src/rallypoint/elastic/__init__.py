@@ -36,6 +36,4 @@ __all__ = [
 ]
 
 # PyTorch's package has these two as soon as it is imported; here each is imported when it is first used.
-__getattr__ = lazy_names(
-    __name__, dynamic_rendezvous="rallypoint.elastic.dynamic_rendezvous", utils="rallypoint.elastic.utils"
-)
+__getattr__ = lazy_names(__name__, "dynamic_rendezvous", "utils")

@@ -1,7 +1,4 @@
-"""What a rendezvous is asked with, what it answers, and what a handler promises; PyTorch's names, no PyTorch.
-
-Nothing here meets anybody: backends do, and they are found by name in a `RendezvousHandlerRegistry`.
-"""
+"""PyTorch's `api`, without PyTorch: parameters, results, what a handler promises, and the registry of backends."""
 
 from __future__ import annotations
 
@@ -58,12 +55,8 @@ class RendezvousParameters:
         if not backend:
             raise ValueError(f"The backend is {backend!r}, but should be a name, for example 'rallypoint'.")
         check_bounds(min_nodes, max_nodes)
-        self.backend = backend
-        self.endpoint = endpoint
-        self.run_id = run_id
-        self.min_nodes = min_nodes
-        self.max_nodes = max_nodes
-        self.local_addr = local_addr
+        self.backend, self.endpoint, self.run_id = backend, endpoint, run_id
+        self.min_nodes, self.max_nodes, self.local_addr = min_nodes, max_nodes, local_addr
         self.config = config
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -114,8 +107,7 @@ class RendezvousStoreInfo:
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, (local_addr or socket.gethostname()).encode())
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()).encode())
-        address: bytes = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY)
-        port: bytes = store.get(RendezvousStoreInfo.MASTER_PORT_KEY)
+        address, port = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY), store.get(RendezvousStoreInfo.MASTER_PORT_KEY)
         try:
             return RendezvousStoreInfo(address.decode(), int(port))
         except ValueError as exc:
@@ -128,13 +120,10 @@ class RendezvousStoreInfo:
 
 def get_free_port() -> int:
     """A port that was free a moment ago; another process may take it before it is bound again."""
-    if socket.has_dualstack_ipv6():
-        server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    else:
-        server = socket.create_server(("", 0))
-    with server:
-        port: int = server.getsockname()[1]
-    return port
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
+        return int(server.getsockname()[1])
 
 
 class RendezvousInfo:
@@ -143,9 +132,7 @@ class RendezvousInfo:
     def __init__(
         self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None
     ) -> None:
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
+        self._store, self._rank, self._world_size = store, rank, world_size
         self._bootstrap_store_info = bootstrap_store_info
 
     @property

@@ -15,31 +15,20 @@ from rallypoint.backends.membership import IS_HOST
 from rallypoint.backends.options import check_run_id, choice, read_options, seconds
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.dynamic_rendezvous import OPTIONS as DYNAMIC_OPTIONS
-from rallypoint.elastic.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousBackend, Token
+from rallypoint.elastic.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousBackend, own_options
 from rallypoint.elastic.dynamic_rendezvous import create_handler as create_dynamic_handler
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.elastic.utils import parse_rendezvous_endpoint
-from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.elastic.utils import _failures_recorded, parse_rendezvous_endpoint
+from rallypoint.errors import RendezvousError
 from rallypoint.stores import TcpStore
 from rallypoint.stores.c10d_document import C10dDocument, innermost
-from rallypoint.torch_bridge import presence, stores_c10d
+from rallypoint.torch_bridge import stores_c10d
+from rallypoint.torch_bridge.errors import in_torch_words_too
 
-__all__ = [
-    "DEFAULT_PORT",
-    "C10dRendezvousBackend",
-    "RendezvousBackend",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousParameters",
-    "RendezvousStateError",
-    "Token",
-    "create_backend",
-    "create_handler",
-    "logger",
-    "parse_rendezvous_endpoint",
-]
-
-__getattr__ = lazy_names(__name__, "FileStore", "NodeState", "Store", "TCPStore", "construct_and_record_rdzv_event")
+__getattr__ = lazy_names(
+    *(__name__, "FileStore", "NodeState", "Store", "TCPStore", "construct_and_record_rdzv_event"),
+    *("RendezvousConnectionError", "RendezvousStateError", "Token"),
+)
 
 logger = logging.getLogger("rallypoint")
 
@@ -58,7 +47,7 @@ class C10dRendezvousBackend(C10dDocument, RendezvousBackend):
     may rest in this store, where that is special.
     """
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def __init__(self, store: Any, run_id: str) -> None:
         check_run_id(run_id)
         inner = innermost(store)
@@ -69,31 +58,21 @@ class C10dRendezvousBackend(C10dDocument, RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """The backend's name."""
         return BACKEND
 
-    @presence.in_torch_words_too
-    def get_state(self) -> tuple[bytes, Token] | None:
-        """The document and its token, or None."""
-        return super().get_state()
-
-    @presence.in_torch_words_too
-    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write if the token is still that of what is there, or, without one, if nothing is."""
-        return super().set_state(state, token)
+    get_state = in_torch_words_too(C10dDocument.get_state)
+    set_state = in_torch_words_too(C10dDocument.set_state)
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """The backend and its store, as the parameters ask for them: torch's own stores where torch is installed."""
-    known, with_torch = {option.name for option in OPTIONS}, stores_c10d.has_torch()
-    try:
-        options = read_options(
-            params.backend, {name: value for name, value in params.config.items() if name in known}, OPTIONS
-        )
+    with_torch, served = stores_c10d.has_torch(), None
+    with _failures_recorded("backend failed", params):
+        options = own_options(params, OPTIONS)
         if options[STORE_TYPE] == "file":
             path = (params.endpoint or "").strip() or _private_file()
-            store, served = file_store(path, with_torch=with_torch), None
+            store = file_store(path, with_torch=with_torch)
             backend = C10dRendezvousBackend(store, params.run_id)
             backend.place = ("file", path)
         else:
@@ -103,15 +82,12 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
             backend = C10dRendezvousBackend(store, params.run_id)
             backend.hosts_store, backend.served = served is not None, served
             backend.place = ("tcp", host, port)
-    except Exception as exc:
-        events.record("backend failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
-        raise
     why = f"a {options[STORE_TYPE]} store {'served' if served is not None else 'used'} by this process"
     events.record("backend created", params.run_id, why, backend=params.backend, endpoint=params.endpoint)
     return backend, store
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """The creator of the backend `c10d`; an option that nobody knows is warned of, and ignored."""
     read_options(BACKEND, params.config, (*OPTIONS, *DYNAMIC_OPTIONS), lenient=True)

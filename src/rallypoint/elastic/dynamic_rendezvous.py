@@ -17,74 +17,45 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from rallypoint import events
-from rallypoint.backends.membership import (
-    CHOICES,
-    CLOSE_TIMEOUT,
-    HEARTBEAT_INTERVAL,
-    HEARTBEAT_TIMEOUT,
-    HEARTBEATS,
-    JOIN_TIMEOUT,
-    KEEP_ALIVE_ATTEMPTS,
-    KEEP_ALIVE_INTERVAL,
-    LAST_CALL,
-    SERVER_PORT,
-    STORE,
-    elected_locator,
-    node_from,
-    settings_with,
-    store_server,
-)
+from rallypoint.backends import membership
 from rallypoint.backends.options import Option, OptionValues, check_bounds, check_run_id, read_options
 from rallypoint.client import addresses
 from rallypoint.client.background import background, run_in_thread
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve
-from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.member_handler import HandlerOnMembership
-from rallypoint.errors import (
-    RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
+from rallypoint.elastic.utils import _failures_recorded, _part_of
+from rallypoint.errors import RendezvousError
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.messages.types import Bounds, Settings
-from rallypoint.stores import PrefixStore
 from rallypoint.torch_bridge import presence
-from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
+from rallypoint.torch_bridge.errors import in_torch_words_too
+from rallypoint.torch_bridge.stores_c10d import is_torch_store
 
 __all__ = [
     "DynamicRendezvousHandler",
     "RendezvousBackend",
-    "RendezvousClosedError",
-    "RendezvousError",
-    "RendezvousGracefulExitError",
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousParameters",
     "RendezvousSettings",
-    "RendezvousStateError",
-    "RendezvousStoreInfo",
     "RendezvousTimeout",
-    "RendezvousTimeoutError",
-    "Token",
     "create_handler",
-    "get_method_name",
-    "logger",
 ]
 
-__getattr__ = lazy_names(__name__, "NodeState", "Store", "construct_and_record_rdzv_event", "dist")
+__getattr__ = lazy_names(
+    *(__name__, "NodeState", "Store", "construct_and_record_rdzv_event", "dist", "RendezvousHandler"),
+    *("RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError", "RendezvousStoreInfo"),
+    "RendezvousTimeoutError",
+)
 
 logger = logging.getLogger("rallypoint")
 
 Token = Any
 """What a backend knows a version of the document by; nobody else looks inside."""
 
-OPTIONS: tuple[Option[Any], ...] = (JOIN_TIMEOUT, LAST_CALL, CLOSE_TIMEOUT, *HEARTBEATS, SERVER_PORT, *CHOICES)
+TIMEOUTS = (membership.JOIN_TIMEOUT, membership.LAST_CALL, membership.CLOSE_TIMEOUT)
+OPTIONS: tuple[Option[Any], ...] = (*TIMEOUTS, *membership.HEARTBEATS, membership.SERVER_PORT, *membership.CHOICES)
 """What a handler on a backend can be asked for; the backend's own options come besides."""
 
 SHORTEST_SILENCE_S = 1.0
@@ -158,7 +129,7 @@ class RendezvousTimeout:
 
     @property
     def close(self) -> timedelta:
-        """How long shutdown waits for those who depend on this process."""
+        """How long shutdown waits for the nodes that depend on this process."""
         return self._close
 
     @property
@@ -168,11 +139,9 @@ class RendezvousTimeout:
 
 
 def _positive(name: str, timeout: timedelta | None, default_s: float) -> timedelta:
-    if timeout is None:
-        return timedelta(seconds=default_s)
-    if timeout <= timedelta(0):
+    if timeout is not None and timeout <= timedelta(0):
         raise ValueError(f"The {name} time-out is {timeout.total_seconds():g} s, but should be above 0.")
-    return timeout
+    return timedelta(seconds=default_s) if timeout is None else timeout
 
 
 @dataclass(repr=False, eq=False, frozen=True)
@@ -198,29 +167,22 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         local_addr: str | None = None,
         options: OptionValues | None = None,
     ) -> None:
-        self._settings = settings
-        self._backend = backend
-        self._store = store
+        self._settings, self._backend, self._store = settings, backend, store
         given = options or OptionValues(OPTIONS, {})
         run_settings = _run_settings(settings, given)
-        locator = elected_locator(
-            settings.run_id,
-            lambda _: BackendRegister(lambda: backend),
-            run_settings,
+        locator = membership.elected_locator(
+            *(settings.run_id, lambda _: BackendRegister(lambda: backend), run_settings),
             where=f"the backend {backend.name!r}",
             key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
             address=local_addr or run_in_thread(lambda: _own_address(store)),
-            ports=given[SERVER_PORT],
+            ports=given[membership.SERVER_PORT],
             rest_s=getattr(backend, "rest_s", None),
         )
         self._member = LocatedMember(
-            locator,
-            settings.run_id,
-            Bounds(settings.min_nodes, settings.max_nodes),
-            run_settings,
-            node_from(local_addr, given),
+            *(locator, settings.run_id, Bounds(settings.min_nodes, settings.max_nodes), run_settings),
+            membership.node_from(local_addr, given),
             close_s=settings.timeout.close.total_seconds(),
-            serve_store=_server_of(store, given[STORE]),
+            serve_store=_server_of(store, given[membership.STORE]),
         )
         presence.greet(type(self))
         # As in PyTorch, a handler that nobody holds any more falls silent, and its node is given up.
@@ -255,7 +217,6 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         return self._settings
 
     def get_backend(self) -> str:
-        """The backend's name."""
         return self._backend.name
 
     @property
@@ -263,50 +224,36 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         """Whether the workers may use the store that rank 0 serves, instead of starting another."""
         return _shares_store()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a place in the next world."""
         placed = self._member.join(self._settings.timeout.join.total_seconds())
-        round_store = self._member.store(placed)
-        info = RendezvousStoreInfo(round_store.host, round_store.port)
-        if self._store is None:
-            return RendezvousInfo(round_store, placed.rank, placed.size, info)
         prefix = f"torch.rendezvous.{self._settings.run_id}.{placed.incarnation}.{placed.round}"
-        part = prefix_store if is_torch_store(self._store) else PrefixStore
-        return RendezvousInfo(part(prefix, self._store), placed.rank, placed.size, info)
-
-    # Inside -------------------------------------------------------------------------------------------------------
+        return self._info(placed, None if self._store is None else _part_of(self._store, prefix))
 
     def _stop_heartbeats(self) -> None:
         """End without a word to anybody, as a process does that is killed."""
         self._member.stop()
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler as the parameters ask for it; options of others in their configuration are left alone."""
-    try:
-        known = {option.name for option in OPTIONS}
-        given = {name: value for name, value in params.config.items() if name in known}
-        options = read_options(params.backend, given, OPTIONS)
-        timeout = RendezvousTimeout(
-            timedelta(seconds=options[JOIN_TIMEOUT]),
-            timedelta(seconds=options[LAST_CALL]),
-            timedelta(seconds=options[CLOSE_TIMEOUT]),
-            timedelta(seconds=options[HEARTBEAT_TIMEOUT]),
-        )
+    with _failures_recorded("handler failed", params):
+        options = own_options(params, OPTIONS)
+        timeouts = (timedelta(seconds=options[option]) for option in (*TIMEOUTS, membership.HEARTBEAT_TIMEOUT))
         settings = _settings(
-            params.run_id,
-            params.min_nodes,
-            params.max_nodes,
-            timeout,
-            options[KEEP_ALIVE_INTERVAL] or NOT_GIVEN[0],
-            options[KEEP_ALIVE_ATTEMPTS] or NOT_GIVEN[1],
+            *(params.run_id, params.min_nodes, params.max_nodes, RendezvousTimeout(*timeouts)),
+            options[membership.KEEP_ALIVE_INTERVAL] or NOT_GIVEN[0],
+            options[membership.KEEP_ALIVE_ATTEMPTS] or NOT_GIVEN[1],
         )
         return DynamicRendezvousHandler(settings, backend, store, params.local_addr, options)
-    except Exception as exc:
-        events.record("handler failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
-        raise
+
+
+def own_options(params: RendezvousParameters, options: tuple[Option[Any], ...]) -> OptionValues:
+    """These options, as the parameters have them."""
+    names = {option.name for option in options}
+    given = {name: value for name, value in params.config.items() if name in names}
+    return read_options(params.backend, given, options)
 
 
 def _settings(
@@ -319,25 +266,18 @@ def _settings(
             f"keep_alive_interval is {interval_s} s and keep_alive_max_attempt {attempts}, but the one should be above "
             f"0 and the other at least 1: a node would be lost between two beats."
         )
-    return RendezvousSettings(
-        run_id=run_id,
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        timeout=timeout,
-        keep_alive_interval=timedelta(seconds=interval_s),
-        keep_alive_max_attempt=attempts,
-    )
+    return RendezvousSettings(run_id, min_nodes, max_nodes, timeout, timedelta(seconds=interval_s), attempts)
 
 
 def _run_settings(settings: RendezvousSettings, options: OptionValues) -> Settings:
     """The run's settings.  Keep-alives that were asked for count; PyTorch's own time-out of a heartbeat may be shorter."""
     interval_s, attempts = settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt
     timeout_s = max(interval_s * attempts, SHORTEST_SILENCE_S)
-    is_given = KEEP_ALIVE_INTERVAL in options or KEEP_ALIVE_ATTEMPTS in options
+    is_given = membership.KEEP_ALIVE_INTERVAL in options or membership.KEEP_ALIVE_ATTEMPTS in options
     if not is_given and (interval_s, attempts) == NOT_GIVEN:
         timeout_s = max(settings.timeout.heartbeat.total_seconds(), SHORTEST_SILENCE_S)
-        interval_s = min(options[HEARTBEAT_INTERVAL], timeout_s / 3)
-    return settings_with(
+        interval_s = min(options[membership.HEARTBEAT_INTERVAL], timeout_s / 3)
+    return membership.settings_with(
         options,
         interval_s=min(interval_s, timeout_s / 2),
         timeout_s=timeout_s,
@@ -381,7 +321,7 @@ def _server_of(store: Any, asked: str) -> Serve:
 
     def serve(listener: socket.socket) -> Callable[[], None]:
         if store is None or _shares_store():
-            return store_server(asked, under_torch=is_torch_store(store))(listener)
+            return membership.store_server(asked, under_torch=is_torch_store(store))(listener)
         listener.close()
         return lambda: None
 

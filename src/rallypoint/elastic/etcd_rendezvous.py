@@ -8,69 +8,44 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rallypoint import events
 from rallypoint.backends.etcd_v2_client import DEFAULT_PORT, certificates, connect, make_client
 from rallypoint.backends.options import choice, read_options, seconds, text
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
-from rallypoint.elastic.lazy_names import ETCD_STORE, lazy_names
+from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.legacy_etcd import protocol
-from rallypoint.elastic.legacy_etcd.barrier import Barrier, Seat
 from rallypoint.elastic.legacy_etcd.lease import Lease
-from rallypoint.elastic.legacy_etcd.phases import (
-    EtcdPhases,
-    EtcdRendezvousRetryableFailure,
-    EtcdRendezvousRetryImmediately,
-    away,
-)
-from rallypoint.elastic.utils import parse_rendezvous_endpoint
-from rallypoint.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
+from rallypoint.elastic.legacy_etcd.phases import EtcdPhases
+from rallypoint.elastic.legacy_etcd.protocol import EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately
+from rallypoint.elastic.utils import _failures_recorded
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.net import parse_endpoints
-from rallypoint.stores.errors import StoreError, StoreTimeoutError
-from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, step_back
+from rallypoint.stores.errors import StoreTimeoutError
+from rallypoint.stores.etcd_v2.keys import EtcdAwayError, step_back
 from rallypoint.stores.etcd_v2.watch import wait_for_event
 from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.errors import in_torch_words_too
 from rallypoint.waiting import Deadline
 
-if TYPE_CHECKING:
-    from rallypoint.elastic.etcd_store import EtcdStore, cas_delay
-
 __all__ = [
-    "CONST_ETCD_FROZEN_TTL",
-    "CONST_ETCD_JOINABLE_EPHEMERAL_TTL",
-    "CONST_ETCD_SETUP_TTL",
-    "CONST_RUNID_SUBROOT_TTL",
-    "CONST_WORKER_KEEPALIVE_TTL",
     "EtcdRendezvous",
     "EtcdRendezvousHandler",
     "EtcdRendezvousRetryImmediately",
     "EtcdRendezvousRetryableFailure",
-    "EtcdStore",
-    "RendezvousClosedError",
-    "RendezvousError",
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStoreInfo",
-    "RendezvousTimeoutError",
-    "cas_delay",
     "create_rdzv_handler",
-    "logger",
-    "parameters_from_url",
-    "parse_rendezvous_endpoint",
 ]
 
-__getattr__ = lazy_names(__name__, "etcd", EtcdStore=ETCD_STORE, cas_delay="rallypoint.elastic.etcd_store:cas_delay")
+__getattr__ = lazy_names(
+    *(__name__, "EtcdStore", "RendezvousClosedError", "RendezvousError", "cas_delay", "etcd"),
+    "parse_rendezvous_endpoint",
+)
 
 logger = logging.getLogger("rallypoint.etcd")
 
@@ -97,128 +72,98 @@ _MOMENT_S = 1.0
 class EtcdRendezvous(EtcdPhases):
     """One node's side of the protocol, for a run whose keys are under `<prefix>/run_<run_id>`."""
 
-    def __init__(
-        self,
-        client: Any,
-        prefix: str,
-        run_id: str,
-        num_min_workers: int,
-        num_max_workers: int,
-        timeout: float,
-        last_call_timeout: float,
-    ) -> None:
-        # It brings torch, where that is installed: now, and not between a rendezvous and its workers.
-        from rallypoint.elastic.etcd_store import EtcdStore
-
-        self.client = client
-        self._make_store = EtcdStore
-        folder = prefix.strip("/")
-        keys, root = Keys.of(client), f"/{folder}/run_{run_id}" if folder else f"/run_{run_id}"
-        barrier = Barrier(keys, root, run_id, num_min_workers, num_max_workers, last_call_s=last_call_timeout)
-        super().__init__(keys, barrier, root, run_id, num_min_workers, timeout)
-        try:
-            self._barrier.prepare(self._patience())
-        except StoreError as exc:
-            raise away(run_id, exc) from exc
-        self._run_lease = Lease(
-            self._keys,
-            self._root,
-            protocol.RUN_TTL_S,
-            directory=True,
-            revive=self._barrier.prepare_again,
-        )
-
-    @property
-    def seat(self) -> Seat | None:
-        """The place in the world that the last barrier led to."""
-        return self._barrier.seat
-
     def rendezvous_barrier(self) -> tuple[str, int, int]:
         """Wait for the next world; its version, this node's rank, and the size."""
-        return self._barrier.wait(self._timeout_s)
+        self._give_up_seat()
+        with self._one_phase():
+            while True:
+                with suppress(EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately):
+                    return self.init_phase()
 
     def current_state(self) -> protocol.State | None:
         """The state as it is now, or None."""
-        try:
-            return self._barrier.state(self._patience())
-        except StoreError as exc:
-            raise away(self.run_id, exc) from exc
+        with self._asking() as term:
+            return self._look(term).state or None
 
     def num_waiting(self) -> int:
         """How many wait for the next version: 0 in an outage, at least 1 where the last barrier's world was given up."""
-        try:
-            state = self._barrier.state(Deadline.after(_MOMENT_S))
-        except EtcdAwayError:
-            return 0
-        except StoreError as exc:
-            raise away(self.run_id, exc) from exc
-        if state is not None and state["status"] == protocol.CLOSED:
-            return 0
-        seat = self._barrier.seat
-        if seat is not None and (state is None or state.get("version") != seat.version):
+        with self._asking():
+            try:
+                state = self._look(Deadline.after(_MOMENT_S)).state
+            except EtcdAwayError:
+                return 0
+        seat = self._seat
+        if seat is not None and state.get("status") != protocol.CLOSED and state.get("version") != seat.version:
             return 1
-        return int(state["num_workers_waiting"]) if state is not None and state["status"] == protocol.FINAL else 0
+        return int(state["num_workers_waiting"]) if state.get("status") == protocol.FINAL else 0
 
-    def is_superseded(self) -> bool:
-        """Whether the world of the last barrier is not the run's world any more."""
-        seat, state = self._barrier.seat, self.current_state()
-        return seat is not None and (state is None or state.get("version") != seat.version)
-
-    def has_lost_a_member(self) -> bool:
-        """Whether a member of the world of the last barrier is gone; only who asks learns of it."""
-        state = self.current_state()
-        return state is not None and self._barrier.misses_somebody(state, self._patience())
+    def has_lost_its_world(self) -> bool:
+        """Whether the world of the last barrier is over, or a member of it is gone; only a node that asks learns of it."""
+        with self._asking() as term:
+            state, seat = self._look(term).state, self._seat
+            if seat is not None and state.get("version") != seat.version:
+                return True
+            return state.get("status") == protocol.FINAL and self._missing(state, term)[0]
 
     def set_closed(self) -> None:
         """Close the run for everybody, also where nobody has begun it."""
-        try:
-            self._barrier.close(self._patience())
-        except StoreError as exc:
-            raise away(self.run_id, exc) from exc
+        with self._asking() as term:
+            while (found := self._look(term)).state.get("status") != protocol.CLOSED:
+                if self._edit(found, protocol.closed(found.state), term) is not None:
+                    return
 
     def leave(self) -> None:
         """Let the keep-alive key go."""
-        self._barrier.leave()
+        self._give_up_seat()
         self._run_lease.stop()
-
-    # Extra data -----------------------------------------------------------------------------------------------------
 
     def store_extra_data(self, rdzv_version: str, key: str, value: str) -> None:
         """Keep something beside a version, for all its nodes."""
-        path, term, conflicts = self._extra_data(rdzv_version), self._patience(), 0
-        try:
+        path, conflicts = self._extra_data(rdzv_version), 0
+        with self._asking() as term:
             while True:
                 node = self._keys.read(path, term).node
-                extra = {} if node is None else _object(node.value, path)
-                started = time.monotonic()
-                new = protocol.written({**extra, key: value})
                 before = None if node is None else node.value
+                started, new = time.monotonic(), protocol.written({**_object(before, path), key: value})
                 if self._keys.swap(path, new, term, before=before).done:
                     return
                 conflicts += 1
                 step_back(conflicts, time.monotonic() - started, term)
-        except StoreError as exc:
-            raise away(self.run_id, exc) from exc
 
     def load_extra_data(self, rdzv_version: str, key: str, timeout: timedelta | float | None = None) -> Any:
-        """Wait until somebody has kept something under this key; RendezvousTimeoutError where nobody does in time."""
-        limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        term = Deadline.of(timedelta.max if limit_s is None else timedelta(seconds=limit_s))
+        """Wait until a node has kept something under this key; RendezvousTimeoutError where none does in time."""
         path = self._extra_data(rdzv_version)
-        try:
-            while True:
-                answer = self._keys.read(path, self._patience())
-                extra = {} if answer.node is None else _object(answer.node.value, path)
-                if key in extra:
-                    return extra[key]
-                if term.left_s() <= 0:
-                    raise RendezvousTimeoutError(
-                        f"nobody has stored {key!r} for version {rdzv_version} of run {self.run_id!r} within "
-                        f"{term.timeout_s:g} s"
-                    )
-                wait_for_event(self._keys, [(path, False)], answer.at, term.left_s())
-        except StoreError as exc:
-            raise away(self.run_id, exc) from exc
+        given = timeout if timeout is None or isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        waiting = Deadline.of(timedelta.max if given is None else given)
+        while True:
+            with self._asking() as term:
+                answer = self._keys.read(path, term)
+            extra = _object(None if answer.node is None else answer.node.value, path)
+            if key in extra:
+                return extra[key]
+            if waiting.left_s() <= 0:
+                raise RendezvousTimeoutError(
+                    f"nobody has stored {key!r} for version {rdzv_version} of run {self.run_id!r} within "
+                    f"{waiting.timeout_s:g} s"
+                )
+            wait_for_event(self._keys, [(path, False)], answer.at, waiting.left_s())
+
+    def create_path_if_not_exists(self, full_path: str, ttl: int | None = None) -> None:
+        """Make a directory, for good or for so many seconds, where nothing is."""
+        with self._asking() as term:
+            self._keys.make_directory(full_path, term, ttl_s=ttl)
+
+    def setup_lease_renewal(self, full_path: str, ttl: int) -> threading.Event:
+        """Keep a key or directory alive, until the event is set, the key is gone, or nobody holds this object."""
+        with self._asking() as term:
+            node = self._keys.read(full_path, term).node
+            is_directory = node is not None and node.is_directory
+            alive = self._keys.prolong(full_path, ttl, term, directory=is_directory)
+        lease = Lease(self._keys, full_path, ttl, directory=is_directory)
+        if not alive:
+            lease.stop()
+        self._leases = [*(held for held in self._leases if not held.stopped.is_set()), lease]
+        return lease.stopped
 
     def setup_kv_store(self, rdzv_version: str) -> Any:
         """The store of a version."""
@@ -239,12 +184,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._local_addr = local_addr
 
     def get_backend(self) -> str:
-        """The backend's name."""
         return BACKEND
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a place in the next world."""
         while True:
             version, rank, size = self._rendezvous.rendezvous_barrier()
             store = self._rendezvous.setup_kv_store(version)
@@ -253,18 +196,17 @@ class EtcdRendezvousHandler(RendezvousHandler):
                 events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
                 return RendezvousInfo(store, rank, size, info)
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def is_closed(self) -> bool:
         """Whether the run is closed; where there is no state, it is not."""
         state = self._rendezvous.current_state()
         return state is not None and state["status"] == protocol.CLOSED
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def set_closed(self) -> None:
-        """Close the run for everybody."""
         self._rendezvous.set_closed()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def num_nodes_waiting(self) -> int:
         """How many wait for the next version; at least 1 where this node's own was given up by those who waited.
 
@@ -273,10 +215,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return self._rendezvous.num_waiting()
 
     def get_run_id(self) -> str:
-        """The run's name."""
         return self._rendezvous.run_id
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def shutdown(self) -> bool:
         """Close the run, as PyTorch's does; whether that went well."""
         self._rendezvous.leave()
@@ -299,13 +240,13 @@ class EtcdRendezvousHandler(RendezvousHandler):
                 except StoreTimeoutError:  # noqa: PERF203  # trying again is the point
                     if time.monotonic() > deadline:
                         raise
-                    if self._rendezvous.is_superseded() or self._rendezvous.has_lost_a_member():
+                    if self._rendezvous.has_lost_its_world():
                         return None
         finally:
             store.set_timeout(patience)
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The creator of the backend `etcd`.
 
@@ -313,7 +254,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     if "://" in (params.endpoint or ""):
         params = parameters_from_url(params.endpoint, params)
-    try:
+    with _failures_recorded("backend failed", params):
         options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
         client = make_client(
             parse_endpoints(params.endpoint, DEFAULT_PORT),
@@ -324,17 +265,9 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         )
         connect(client, options[TIMEOUT] or TIMEOUT.default, f"etcd at {params.endpoint or 'localhost'}")
         rendezvous = EtcdRendezvous(
-            client,
-            options[PREFIX],
-            params.run_id,
-            params.min_nodes,
-            params.max_nodes,
-            options[TIMEOUT],
-            options[LAST_CALL],
+            *(client, options[PREFIX], params.run_id, params.min_nodes, params.max_nodes),
+            *(options[TIMEOUT], options[LAST_CALL]),
         )
-    except Exception as exc:
-        events.record("backend failed", params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
-        raise
     return EtcdRendezvousHandler(rendezvous, params.local_addr)
 
 
@@ -342,26 +275,27 @@ def parameters_from_url(url: str, params: RendezvousParameters | None = None) ->
     """Read `etcd://host:port/job?min_workers=1&max_workers=3&timeout=…`, over what `params` say where it says nothing."""
     parts = urlsplit(url)
     options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    run_id = parts.path.strip("/") or (params.run_id if params is not None else "")
+    given = params or RendezvousParameters(BACKEND, "", "", 1, 1)
+    run_id = parts.path.strip("/") or given.run_id
     if parts.scheme != "etcd" or not run_id:
         raise ValueError(
             f"The URL {url!r} does not name a run on etcd: write etcd://host:port/run?min_workers=1&max_workers=3."
         )
     try:
-        min_nodes = int(options.pop("min_workers", params.min_nodes if params is not None else 1))
-        max_nodes = int(options.pop("max_workers", params.max_nodes if params is not None else min_nodes))
+        min_nodes = int(options.pop("min_workers", given.min_nodes))
+        max_nodes = int(options.pop("max_workers", given.max_nodes if params is not None else min_nodes))
     except ValueError as exc:
         raise ValueError(f"The URL {url!r} has a number of workers that is none: {exc}.") from None
-    given = {} if params is None else params.config
-    local_addr = None if params is None else params.local_addr
-    return RendezvousParameters(BACKEND, parts.netloc, run_id, min_nodes, max_nodes, local_addr, **{**given, **options})
+    config = {**given.config, **options}
+    return RendezvousParameters(BACKEND, parts.netloc, run_id, min_nodes, max_nodes, given.local_addr, **config)
 
 
-def _object(text_: str, path: str) -> dict[str, Any]:
+def _object(stored: str | None, path: str) -> dict[str, Any]:
+    """The JSON object that is stored at a path; an empty one where nothing is."""
     try:
-        extra = json.loads(text_)
-    except ValueError as exc:
-        raise RendezvousStateError(f"{path} should hold a JSON object, and begins with {text_[:60]!r}") from exc
+        extra = {} if stored is None else json.loads(stored)
+    except ValueError:
+        extra = None
     if not isinstance(extra, dict):
-        raise RendezvousStateError(f"{path} should hold a JSON object, and holds {text_[:60]!r}")
+        raise RendezvousStateError(f"{path} should hold a JSON object, and begins with {str(stored)[:60]!r}")
     return extra

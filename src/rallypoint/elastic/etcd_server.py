@@ -146,7 +146,6 @@ class EtcdServer:
             farewell = weakref.finalize(self, _end, process)
             try:
                 _wait_for(process, port, timeout_s, log)
-                _require_v2(port, timeout_s)
             except BaseException:
                 farewell()
                 raise
@@ -178,6 +177,10 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, timeout_s: float, log
         if time.monotonic() > deadline:
             raise _DidNotStartError(f"it does not answer after {timeout_s:g} s: {_last_line(log)}")
         time.sleep(_POLL_S)
+    try:
+        Keys(make_client([(_ADDRESS, port)])).read("/", Deadline.after(timeout_s))
+    except StoreError as exc:
+        raise _DidNotStartError(str(exc), for_good=isinstance(exc, NoApiV2Error)) from exc
 
 
 def _answers(port: int) -> bool:
@@ -191,15 +194,6 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _require_v2(port: int, timeout_s: float) -> None:
-    try:
-        Keys(make_client([(_ADDRESS, port)])).read("/", Deadline.after(timeout_s))
-    except NoApiV2Error as exc:
-        raise _DidNotStartError(str(exc), for_good=True) from exc
-    except StoreError as exc:
-        raise _DidNotStartError(str(exc)) from exc
 
 
 def _free_ports() -> tuple[int, int]:

@@ -41,46 +41,29 @@ def cas_delay() -> None:
 def __getattr__(name: str) -> Any:
     if name != "EtcdStore":
         return _other_name(name)
-    made = globals()[name] = _for_torch() if has_torch() else _ours()
+    made = globals()[name] = _etcd_store()
     return made
 
 
-def _ours() -> type:
-    class EtcdStore(EtcdV2Store):
-        """The keys under one directory of etcd's."""
+def _etcd_store() -> type:
+    base: Any = EtcdV2Store
+    if has_torch():
+        from rallypoint.torch_bridge.etcd_store import StoreForTorch
 
-        def __init__(
-            self,
-            etcd_client: Any,
-            etcd_store_prefix: str,
-            timeout: timedelta | None = None,
-            *,
-            ttl_s: int | None = None,
-        ) -> None:
-            super().__init__(etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s)
+        base = StoreForTorch
 
-    return _named(EtcdStore)
+    def initialize(
+        self: Any,
+        etcd_client: Any,
+        etcd_store_prefix: str,
+        timeout: timedelta | None = None,
+        *,
+        ttl_s: int | None = None,
+    ) -> None:
+        if base is EtcdV2Store:
+            base.__init__(self, etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s)
+        else:
+            base.__init__(self, EtcdV2Store(etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s))
 
-
-def _for_torch() -> type:
-    from rallypoint.torch_bridge.etcd_store import StoreForTorch
-
-    class EtcdStore(StoreForTorch):
-        """The keys under one directory of etcd's, as a store of torch's."""
-
-        def __init__(
-            self,
-            etcd_client: Any,
-            etcd_store_prefix: str,
-            timeout: timedelta | None = None,
-            *,
-            ttl_s: int | None = None,
-        ) -> None:
-            super().__init__(EtcdV2Store(etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s))
-
-    return _named(EtcdStore)
-
-
-def _named(made: type) -> type:
-    made.__module__, made.__qualname__ = __name__, made.__name__
-    return made
+    about = {"__init__": initialize, "__module__": __name__, "__doc__": "The keys under one directory of etcd's."}
+    return type("EtcdStore", (base,), about)

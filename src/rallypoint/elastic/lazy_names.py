@@ -1,4 +1,4 @@
-"""Names that PyTorch's modules have from other packages, found here when they are first used.
+"""Names that PyTorch's modules have from elsewhere, found here when they are first used.
 
 So `import rallypoint.elastic.…` imports neither torch nor python-etcd.  A store is torch's where torch is installed, and
 ours where it is not, as in the backends.
@@ -9,46 +9,45 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-ETCD_STORE = "rallypoint.elastic.etcd_store:EtcdStore"
-
-_TARGETS = {
+# By name, where it comes from; of two places, the first that can be imported.  What is not listed is a name of `api`.
+_SOURCES = {
+    "EtcdStore": ("rallypoint.elastic.etcd_store:EtcdStore",),
     "FileStore": ("torch.distributed:FileStore", "rallypoint.stores:FileStore"),
     "NodeState": ("torch.distributed.elastic.events:NodeState",),
     "PrefixStore": ("torch.distributed:PrefixStore", "rallypoint.stores:PrefixStore"),
     "Store": ("torch.distributed:Store", "rallypoint.stores:Store"),
     "TCPStore": ("torch.distributed:TCPStore", "rallypoint.stores:TcpStore"),
+    "Token": ("rallypoint.elastic.dynamic_rendezvous:Token",),
+    "cas_delay": ("rallypoint.elastic.etcd_store:cas_delay",),
     "construct_and_record_rdzv_event": ("torch.distributed.elastic.events:construct_and_record_rdzv_event",),
+    "create_handler": ("rallypoint.elastic.dynamic_rendezvous:create_handler",),
     "dist": ("torch.distributed",),
+    "dynamic_rendezvous": ("rallypoint.elastic.dynamic_rendezvous",),
     "etcd": ("etcd",),
+    "parse_rendezvous_endpoint": ("rallypoint.elastic.utils:parse_rendezvous_endpoint",),
     "urllib3": ("urllib3",),
+    "utils": ("rallypoint.elastic.utils",),
 }
 
 
-def lazy_names(module: str, *names: str, **targets: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module that has these names; `targets` are names of its own, each as "module:attribute"."""
-    known = {name: _TARGETS[name] for name in names} | {name: (target,) for name, target in targets.items()}
+def lazy_names(module: str, *names: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that has these names."""
 
     def find(name: str) -> Any:
-        if name not in known:
+        if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        found = _found(module, name, known[name])
-        vars(sys.modules[module])[name] = found
-        return found
+        failure: ImportError | None = None
+        for source in _SOURCES.get(name, (f"rallypoint.elastic.api:{name}",)):
+            home, _, attribute = source.partition(":")
+            try:
+                found: Any = importlib.import_module(home)
+            except ImportError as exc:
+                failure = failure or exc
+                continue
+            found = vars(sys.modules[module])[name] = getattr(found, attribute) if attribute else found
+            return found
+        raise AttributeError(f"module {module!r} has no attribute {name!r} here: {failure}") from failure
 
     return find
-
-
-def _found(module: str, name: str, targets: tuple[str, ...]) -> Any:
-    failure: ImportError | None = None
-    for target in targets:
-        source, _, attribute = target.partition(":")
-        try:
-            imported: ModuleType = importlib.import_module(source)
-        except ImportError as exc:
-            failure = failure or exc
-            continue
-        return getattr(imported, attribute) if attribute else imported
-    raise AttributeError(f"module {module!r} has no attribute {name!r} here: {failure}") from failure

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from rallypoint.backends.endpoints import backend_at
 from rallypoint.backends.membership import MemberBackend
 from rallypoint.client.member import Member
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
 from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.errors import in_torch_words_too
 
 
 class HandlerOnMembership(RendezvousHandler):
@@ -17,29 +20,33 @@ class HandlerOnMembership(RendezvousHandler):
 
     _member: Member
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def is_closed(self) -> bool:
         """Whether the run is closed, as the server says now; from memory where it cannot be reached."""
         return self._member.is_closed_now()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def set_closed(self) -> None:
-        """Close the run for everybody."""
         self._member.close_run()
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def num_nodes_waiting(self) -> int:
         """Rule 6b: from memory, at once."""
         return self._member.waiting()
 
     def get_run_id(self) -> str:
-        """The run's name."""
         return self._member.run_id
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def shutdown(self) -> bool:
         """Leave: with an exception under way the node withdraws, otherwise it has finished (rule 8)."""
         return self._member.leave(Reason.FINISHED if sys.exc_info()[0] is None else Reason.WITHDREW)
+
+    def _info(self, placed: Placed, store: Any = None) -> RendezvousInfo:
+        """A place, with this store for the workers or the round's own."""
+        round_store = self._member.store(placed)
+        info = RendezvousStoreInfo(round_store.host, round_store.port)
+        return RendezvousInfo(round_store if store is None else store, placed.rank, placed.size, info)
 
 
 class MemberHandler(HandlerOnMembership):
@@ -53,7 +60,6 @@ class MemberHandler(HandlerOnMembership):
         presence.greet(type(self))
 
     def get_backend(self) -> str:
-        """The backend's name."""
         return self._backend
 
     @property
@@ -61,13 +67,9 @@ class MemberHandler(HandlerOnMembership):
         """Whether the workers may use the store that rank 0 serves; where nobody serves one, they start their own there."""
         return self._member.serves_store
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a place in the next world."""
-        placed = self._member.join(self._join_timeout_s)
-        store = self._member.store(placed)
-        info = RendezvousStoreInfo(store.host, store.port)
-        return RendezvousInfo(store, placed.rank, placed.size, info)
+        return self._info(self._member.join(self._join_timeout_s))
 
 
 def create_rallypoint_handler(params: RendezvousParameters) -> MemberHandler:

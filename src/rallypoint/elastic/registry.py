@@ -21,26 +21,16 @@ from rallypoint.elastic.api import (
     rendezvous_handler_registry,
 )
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.errors import in_torch_words_too
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from rallypoint.elastic.dynamic_rendezvous import create_handler
-
-__all__ = [
-    "RendezvousHandler",
-    "RendezvousParameters",
-    "create_handler",
-    "get_rendezvous_handler",
-    "handler_registry",
-    "installed_handlers",
-    "rendezvous_handler_registry",
-]
+__all__ = ["get_rendezvous_handler"]
 
 handler_registry = rendezvous_handler_registry
 
-__getattr__ = lazy_names(__name__, create_handler="rallypoint.elastic.dynamic_rendezvous:create_handler")
+__getattr__ = lazy_names(__name__, "create_handler")
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +48,7 @@ _OURS = {
 }
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for the run that `params` describe, made by the backend that they name."""
     return rendezvous_handler_registry.create_handler(params)

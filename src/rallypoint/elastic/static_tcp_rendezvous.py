@@ -10,23 +10,13 @@ from rallypoint.backends.c10d_stores import serve_tcp_store, use_tcp_store
 from rallypoint.backends.options import number, read_options, seconds
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.elastic.utils import parse_rendezvous_endpoint
+from rallypoint.elastic.utils import _part_of, parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.stores import PrefixStore as OurPrefixStore
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge import presence, stores_c10d
-from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
+from rallypoint.torch_bridge.errors import in_torch_words_too
 
-__all__ = [
-    "RendezvousHandler",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStoreInfo",
-    "StaticTCPRendezvous",
-    "create_rdzv_handler",
-    "logger",
-    "parse_rendezvous_endpoint",
-]
+__all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
 __getattr__ = lazy_names(__name__, "PrefixStore", "Store", "TCPStore")
 
@@ -47,16 +37,12 @@ class StaticTCPRendezvous(RendezvousHandler):
         self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: float
     ) -> None:
         presence.greet(type(self))
-        self.master_addr = master_addr
-        self.master_port = master_port
-        self.rank = rank
-        self.world_size = world_size
-        self.run_id = run_id
+        self.master_addr, self.master_port = master_addr, master_port
+        self.rank, self.world_size, self.run_id = rank, world_size, run_id
         self.timeout = timedelta(seconds=timeout)
         self._store: Any = None
 
     def get_backend(self) -> str:
-        """The backend's name."""
         return BACKEND
 
     @property
@@ -64,14 +50,13 @@ class StaticTCPRendezvous(RendezvousHandler):
         """The workers use the store that rank 0 serves."""
         return True
 
-    @presence.in_torch_words_too
+    @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
         """This node's place, which is as it was given; waits for the store only."""
         if self._store is None:
             self._store = self._open()
-        wrap = prefix_store if is_torch_store(self._store) else OurPrefixStore
         info = RendezvousStoreInfo(self.master_addr, self.master_port)
-        return RendezvousInfo(wrap(self.run_id, self._store), self.rank, self.world_size, info)
+        return RendezvousInfo(_part_of(self._store, self.run_id), self.rank, self.world_size, info)
 
     def is_closed(self) -> bool:
         """Never: there is nothing to close."""
@@ -85,7 +70,6 @@ class StaticTCPRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """The run's name."""
         return self.run_id
 
     def shutdown(self) -> bool:
@@ -105,7 +89,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             ) from exc
 
 
-@presence.in_torch_words_too
+@in_torch_words_too
 def create_rdzv_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
     """The creator of the backend `static`: wants `rank` among the options and host:port as the endpoint."""
     if params.config.get("rank") is None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from rallypoint import net
+from rallypoint import events, net
+from rallypoint.torch_bridge import presence
+from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from rallypoint.elastic.api import RendezvousParameters
+
 __all__ = ["parse_rendezvous_endpoint"]
 
 log = logging.getLogger(__name__)
-
-# Configuration --------------------------------------------------------------------------------------------------------
 
 
 def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
@@ -43,9 +47,6 @@ def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
     return config
 
 
-# Endpoints and this machine -------------------------------------------------------------------------------------------
-
-
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     """Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or `v6:port`; nothing or blank means localhost."""
     return net.parse_endpoint(endpoint, default_port)
@@ -61,17 +62,32 @@ def _matches_machine_hostname(host: str) -> bool:
     return net.is_this_machine(host)
 
 
-# Time -----------------------------------------------------------------------------------------------------------------
-
-
 def _delay(seconds: float | tuple[float, float]) -> None:
     """Sleep for a time, or for a random time between two bounds."""
     if isinstance(seconds, tuple):
-        import random
-
         seconds = random.uniform(*seconds)
     if seconds > 0:
         time.sleep(seconds)
+
+
+def _part_of(store: Any, prefix: str) -> Any:
+    """The keys of a store under a prefix, in torch's own type where the store is torch's."""
+    if is_torch_store(store):
+        return prefix_store(prefix, store)
+    from rallypoint.stores import PrefixStore
+
+    return PrefixStore(prefix, store)
+
+
+@contextmanager
+def _failures_recorded(kind: str, params: RendezvousParameters) -> Iterator[None]:
+    """Record an event where something fails inside, for torch's stream as well."""
+    presence.share_events()
+    try:
+        yield
+    except Exception as exc:
+        events.record(kind, params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
+        raise
 
 
 class _PeriodicTimer:
@@ -92,7 +108,7 @@ class _PeriodicTimer:
         # The thread must not hold the timer, or it would never be dropped.
         self._thread = threading.Thread(
             target=_call_periodically,
-            args=(self._stop, min(interval_s, threading.TIMEOUT_MAX), function, args, kwargs),
+            args=(self._stop, min(interval_s, threading.TIMEOUT_MAX), partial(function, *args, **kwargs)),
             name="PeriodicTimer",
             daemon=True,
         )
@@ -123,25 +139,13 @@ class _PeriodicTimer:
             _end(self._stop, self._thread, None)
 
 
-def _call_periodically(
-    stop: threading.Event,
-    interval_s: float,
-    function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-) -> None:
+def _call_periodically(stop: threading.Event, interval_s: float, call: Callable[[], object]) -> None:
     while not stop.wait(interval_s):
-        with _errors_logged(interval_s):
-            function(*args, **kwargs)
-
-
-@contextmanager
-def _errors_logged(interval_s: float) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        name = threading.current_thread().name
-        log.exception("A call of the timer %s failed; the next one follows in %g s.", name, interval_s)
+        try:
+            call()
+        except Exception:  # noqa: PERF203  # the next call follows
+            name = threading.current_thread().name
+            log.exception("A call of the timer %s failed; the next one follows in %g s.", name, interval_s)
 
 
 def _end(stop: threading.Event, thread: threading.Thread, timeout_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""A store of ours as a store of torch's: a subclass of `torch.distributed.Store`, so that its C++ code takes it."""
+"""Stores that are written in Python, as torch's own kind: subclasses of `torch.distributed.Store`, so that its C++ code takes them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,88 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch import distributed
+from torch.distributed import DistStoreError, Store
+
+from rallypoint.torch_bridge.errors import both
+
+# Older versions of torch have no name for this.
+QueueEmptyError: Any = getattr(distributed, "QueueEmptyError", DistStoreError)
+
+# By their names, because stores and this bridge do not see each other; the first that fits counts.
+_THEIRS = {"QueueEmptyError": QueueEmptyError, "StoreError": DistStoreError, "StoreTimeoutError": DistStoreError}
 
 
-class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looked at
-    """Hands everything to another store, and is one of torch's.
+class PythonStore(Store):  # type: ignore[misc]  # torch's types are not looked at
+    """Passes every call to `_call`, by its name.
 
-    Whoever passes it to C++ (a `PrefixStore`, a process group) must keep a reference to it, as with every store that is
-    written in Python; those that it makes itself, by `clone`, it keeps.
+    Code that passes it to C++ (a `PrefixStore`, a process group) must keep a reference to it.
+    """
+
+    def _call(self, name: str, *args: Any) -> Any:
+        raise NotImplementedError
+
+    def set(self, key: Any, value: Any) -> None:
+        self._call("set", key, value)
+
+    def get(self, key: Any) -> bytes:
+        return bytes(self._call("get", key))
+
+    def add(self, key: Any, num: int) -> int:
+        return int(self._call("add", key, num))
+
+    def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+        return bytes(self._call("compare_set", key, expected, desired))
+
+    def wait(self, keys: Sequence[Any], timeout: timedelta | None = None) -> None:
+        self._call("wait", list(keys), timeout)
+
+    def check(self, keys: Sequence[Any]) -> bool:
+        return bool(self._call("check", list(keys)))
+
+    def delete_key(self, key: Any) -> bool:
+        return bool(self._call("delete_key", key))
+
+    def num_keys(self) -> int:
+        return int(self._call("num_keys"))
+
+    def list_keys(self) -> list[str]:
+        return list(self._call("list_keys"))
+
+    def append(self, key: Any, value: Any) -> None:
+        self._call("append", key, value)
+
+    def multi_get(self, keys: Sequence[Any]) -> list[bytes]:
+        return list(self._call("multi_get", list(keys)))
+
+    def multi_set(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        self._call("multi_set", keys, values)
+
+    def queue_push(self, key: Any, value: Any) -> None:
+        self._call("queue_push", key, value)
+
+    def queue_pop(self, key: Any, block: bool = True) -> bytes:
+        return bytes(self._call("queue_pop", key, block))
+
+    def queue_len(self, key: Any) -> int:
+        return int(self._call("queue_len", key))
+
+    def barrier(self, key: Any, world_size: int, timeout: timedelta | None = None) -> None:
+        self._call("barrier", key, world_size, timeout)
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    # The names by which torch's C++ code calls these two.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+
+class StoreForTorch(PythonStore):
+    """Passes every call to another store.  It keeps the clones that it makes, because C++ code may use them.
+
+    torch catches its own classes of errors, and goes on: a process group that starts, for one, looks at which ranks are missing
+    each time a wait times out.  So an error that passes through here is both torch's and ours.
     """
 
     def __init__(self, store: Any) -> None:
@@ -21,14 +95,31 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
         self.underlying = store
         self._clones: list[StoreForTorch] = []
 
-    def set(self, key: Any, value: Any) -> None:
-        """Set a key."""
-        self.underlying.set(key, value)
+    def _call(self, name: str, *args: Any) -> Any:
+        try:
+            return getattr(self.underlying, name)(*args)
+        except Exception as exc:
+            theirs = next((_THEIRS[base.__name__] for base in type(exc).__mro__ if base.__name__ in _THEIRS), None)
+            if theirs is None:
+                raise
+            raise both(type(exc), theirs)(*exc.args) from exc
 
-    def get(self, key: Any) -> bytes:
-        """Wait for a key and read it."""
-        value: bytes = self.underlying.get(key)
-        return value
+    def wait(
+        self, keys: Sequence[Any], timeout: timedelta | None = None, *, override_timeout: timedelta | None = None
+    ) -> None:
+        super().wait(keys, override_timeout if timeout is None else timeout)
+
+    def clone(self) -> StoreForTorch:
+        """The same keys, with a time-out of its own."""
+        self._clones.append(StoreForTorch(self.underlying.clone()))
+        return self._clones[-1]
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.underlying.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> Any:
+        return self.underlying.timeout
 
     @property
     def client(self) -> Any:
@@ -40,70 +131,6 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
         """The directory of its keys."""
         return str(self.underlying.prefix)
 
-    def add(self, key: Any, num: int) -> int:
-        """Add to a number."""
-        return int(self.underlying.add(key, num))
-
-    def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
-        """Set a key if it is as expected; what is there afterwards."""
-        value: bytes = self.underlying.compare_set(key, expected, desired)
-        return value
-
-    def wait(
-        self, keys: Sequence[Any], timeout: timedelta | None = None, *, override_timeout: timedelta | None = None
-    ) -> None:
-        """Wait until all keys are there."""
-        self.underlying.wait(keys, override_timeout if timeout is None else timeout)
-
-    def check(self, keys: Sequence[Any]) -> bool:
-        """Whether all keys are there."""
-        return bool(self.underlying.check(keys))
-
-    def delete_key(self, key: Any) -> bool:
-        """Delete a key; whether it was there."""
-        return bool(self.underlying.delete_key(key))
-
-    def num_keys(self) -> int:
-        """How many keys there are."""
-        return int(self.underlying.num_keys())
-
-    def list_keys(self) -> list[str]:
-        """The keys."""
-        return list(self.underlying.list_keys())
-
-    def append(self, key: Any, value: Any) -> None:
-        """Append to a value."""
-        self.underlying.append(key, value)
-
-    def multi_get(self, keys: Sequence[Any]) -> list[bytes]:
-        """Wait for several keys and read them."""
-        return list(self.underlying.multi_get(keys))
-
-    def multi_set(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set several keys."""
-        self.underlying.multi_set(keys, values)
-
-    def queue_push(self, key: Any, value: Any) -> None:
-        """Put something into a queue."""
-        self.underlying.queue_push(key, value)
-
-    def queue_pop(self, key: Any, block: bool = True) -> bytes:
-        """Take something out of a queue."""
-        value: bytes = self.underlying.queue_pop(key, block)
-        return value
-
-    def queue_len(self, key: Any) -> int:
-        """How much is in a queue."""
-        return int(self.underlying.queue_len(key))
-
-    def barrier(self, key: Any, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until so many have come to the barrier."""
-        self.underlying.barrier(key, world_size, timeout)
-
-    def has_extended_api(self) -> bool:
-        """Whether there are `append`, `multi_get` and `multi_set`."""
-        return True
-
     @property
     def host(self) -> str:
         """The host of the server that is asked."""
@@ -113,23 +140,3 @@ class StoreForTorch(Store):  # type: ignore[misc]  # torch's types are not looke
     def port(self) -> int:
         """Its port."""
         return int(self.underlying.port)
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long a wait may take."""
-        value: timedelta = self.underlying.timeout
-        return value
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long a wait may take."""
-        self.underlying.set_timeout(timeout)
-
-    def clone(self) -> StoreForTorch:
-        """The same keys, with a time-out of its own."""
-        clone = StoreForTorch(self.underlying.clone())
-        self._clones.append(clone)
-        return clone
-
-    # The names by which torch's C++ code calls these two.
-    deleteKey = delete_key  # noqa: N815
-    getNumKeys = num_keys  # noqa: N815

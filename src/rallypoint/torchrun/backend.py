@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from rallypoint.backends.membership import MemberBackend
-from rallypoint.torch_bridge.handler import TorchHandler
-from rallypoint.torchrun.rendezvous import AgentRendezvous
+from rallypoint.torchrun.handler import TorchHandler
 
 # torchrun takes the rank of a node by argument or by this variable, and tells it to no backend but `static`.
 NODE_RANK = "PET_NODE_RANK"
@@ -21,7 +20,7 @@ def create_handler(backend: MemberBackend, given: Any) -> TorchHandler:
     member, join_timeout_s = backend.open(
         given.endpoint, given.run_id, *bounds, given.local_addr, options_of(given), under_torch=True
     )
-    return TorchHandler(AgentRendezvous(given.backend, member, join_timeout_s))
+    return TorchHandler(given.backend, member, join_timeout_s)
 
 
 def options_of(given: Any) -> dict[str, Any]:

@@ -29,31 +29,27 @@ class Lease:
         self.stopped = threading.Event()
         weakref.finalize(self, self.stopped.set).atexit = False
         held = None if revive is None else weakref.WeakMethod(revive)
-        threading.Thread(
-            target=_keep, args=(self.stopped, keys, path, ttl_s, directory, held), name="etcd-lease", daemon=True
-        ).start()
+        attempt_s = min(ttl_s / 4, keys.request_timeout_s)  # short: an etcd that does not answer is asked again
+
+        def prolong() -> bool:
+            return keys.prolong(path, ttl_s, Deadline.after(attempt_s), directory=directory)
+
+        kept = (self.stopped, prolong, path, ttl_s, held)
+        threading.Thread(target=_keep, args=kept, name="etcd-lease", daemon=True).start()
 
     def stop(self) -> None:
         """Let the key expire."""
         self.stopped.set()
 
 
-def _keep(
-    stopped: threading.Event,
-    keys: Keys,
-    path: str,
-    ttl_s: int,
-    directory: bool,
-    held: weakref.WeakMethod[Callable[[], object]] | None,
-) -> None:
-    wait_s = ttl_s / 2
-    troubled = False
+Held = weakref.WeakMethod[Callable[[], object]]
+
+
+def _keep(stopped: threading.Event, prolong: Callable[[], bool], path: str, ttl_s: int, held: Held | None) -> None:
+    wait_s, troubled = ttl_s / 2, False
     while not stopped.wait(wait_s):
         try:
-            # An attempt is short: who is away for longer is asked again.
-            alive = keys.prolong(
-                path, ttl_s, Deadline.after(min(ttl_s / 4, keys.request_timeout_s)), directory=directory
-            )
+            alive = prolong()
             if not alive and held is None:
                 stopped.set()
                 return

@@ -28,6 +28,34 @@ _AS_BLANKS = str.maketrans("01", " \t")
 State = dict[str, Any]
 
 
+class EtcdRendezvousRetryableFailure(Exception):  # noqa: N818  # the name is PyTorch's
+    """The rendezvous did not come about, and may after a while: go through the phases again."""
+
+
+class EtcdRendezvousRetryImmediately(Exception):  # noqa: N818  # the name is PyTorch's
+    """The rendezvous did not come about, and may at once: go through the phases again."""
+
+
+class Seat(NamedTuple):
+    """A place in a version."""
+
+    version: str
+    rank: int
+
+
+class Found(NamedTuple):
+    """The state as it was read or written (empty: none): its text, etcd's index then, and that of its last change."""
+
+    state: State
+    text: str
+    at: int
+    modified: int = 0
+
+    def is_at(self, status: str, version: str) -> bool:
+        """Whether this version has this status."""
+        return self.state.get("status") == status and self.state.get("version") == version
+
+
 class Edit(NamedTuple):
     """What the state is to become, and how long it lives without a further edit (None: for good)."""
 
@@ -98,14 +126,14 @@ def announced(state: State) -> Edit:
     return Edit({**state, "num_workers_waiting": int(state["num_workers_waiting"]) + 1}, None)
 
 
-def closed(state: State | None) -> Edit:
+def closed(state: State) -> Edit:
     """Nobody can join any more, whatever the state was, and also where there was none."""
-    return Edit({**(state or {}), "status": CLOSED}, None)
+    return Edit({**state, "status": CLOSED}, None)
 
 
-def described(state: State | None, min_nodes: int, max_nodes: int) -> str:
-    """The state in words."""
-    if state is None:
+def described(state: State, min_nodes: int, max_nodes: int) -> str:
+    """The state in words; an empty one stands for none."""
+    if not state:
         return "nobody has begun a version yet"
     here = len(state.get("participants", ()))
     match state["status"]:

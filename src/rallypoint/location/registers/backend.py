@@ -15,7 +15,7 @@ from typing import Protocol
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.location.register import Entry, RegisterRefusedError, Token
 from rallypoint.record import decode
-from rallypoint.torch_bridge.foreign_errors import as_ours
+from rallypoint.torch_bridge.errors import as_ours
 
 FIRST_POLL_S = 0.01
 LONGEST_POLL_S = 0.2
