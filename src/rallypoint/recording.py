@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rallypoint import events
 from rallypoint.core.events import Lost
-from rallypoint.core.model import Phase, Run, find_waiter
+from rallypoint.core.model import Phase, Run, takes_part
 from rallypoint.messages.requests import Left
 from rallypoint.messages.types import Reason
 
@@ -43,5 +43,4 @@ def _takes_part(run: Run, node_id: str) -> bool:
     """Whether a node that is gone was awaited by anybody; who was told that the run is closed just hangs up."""
     if run.phase is Phase.CLOSED:
         return False
-    claimed = run.phase is Phase.RECOVERING and node_id in run.ranks
-    return claimed or node_id in run.active or find_waiter(run, node_id) is not None
+    return (run.phase is Phase.RECOVERING and node_id in run.ranks) or takes_part(run, node_id)

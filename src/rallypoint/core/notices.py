@@ -1,8 +1,7 @@
 """What a transition asks its shell to send, and to whom.
 
-A notice to many carries the tables that its recipients stand in instead of listing them: tables never change, so that
-costs nothing, and a transition stays O(log N); `spell_out` lists them when the shell sends.  What a node receives is
-O(1) bytes (rule 12): no roster is ever pushed.
+A notice to many carries the tables of its recipients instead of listing them: tables never change, so a transition stays
+O(log N); `spell_out` lists the recipients when the shell sends.  A node receives O(1) bytes (rule 12), never a roster.
 """
 
 from __future__ import annotations
@@ -19,18 +18,14 @@ from rallypoint.sorted_map import SortedMap
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A world was sealed: each member is to be told its place, with a remark where it did not get what it wanted."""
+    """A world was sealed: each member is told its place, with a remark where it did not get what it wanted."""
 
     world: World
     remarks: dict[str, str]
 
-    def place(self, rank: int) -> Placed:
-        """What the member of this rank is told."""
-        return place(self.world, rank, self.remarks.get(self.world.members[rank].id, ""))
-
 
 class Notice(msgspec.Struct, frozen=True):
-    """Something to tell one node, or all whose ids are keys of these tables."""
+    """Something to tell one node, or all nodes whose ids are keys of these tables."""
 
     to: str | tuple[SortedMap[str, Any], ...]
     what: NodeNotice | Sealed
@@ -46,9 +41,7 @@ def spell_out(notice: Notice) -> Iterator[tuple[str, NodeNotice]]:
     what = notice.what
     if isinstance(what, Sealed):
         for rank, node in enumerate(what.world.members):
-            yield node.id, what.place(rank)
-    elif isinstance(notice.to, str):
-        yield notice.to, what
+            yield node.id, place(what.world, rank, what.remarks.get(node.id, ""))
     else:
-        for node_id in chain.from_iterable(notice.to):
-            yield node_id, what
+        ids = (notice.to,) if isinstance(notice.to, str) else chain.from_iterable(notice.to)
+        yield from ((node_id, what) for node_id in ids)
