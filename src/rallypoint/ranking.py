@@ -31,6 +31,7 @@ class Ranking(msgspec.Struct, frozen=True):
 
 
 RankPolicy = Callable[[Sequence[Candidate]], Ranking]
+Policies = Mapping[str, RankPolicy]
 
 _DIGITS = re.compile(r"(\d+)")
 NaturalKey = tuple[tuple[bool, int, str], ...]
@@ -89,10 +90,10 @@ def _fill(taken: dict[int, Candidate], rest: Sequence[Candidate], size: int) -> 
 
 
 STICKY = "sticky"
-POLICIES: Mapping[str, RankPolicy] = {STICKY: sticky, "arrival": arrival}
+POLICIES: Policies = {STICKY: sticky, "arrival": arrival}
 
 
-def rank(policies: Mapping[str, RankPolicy], name: str, candidates: Sequence[Candidate]) -> Ranking:
+def rank(policies: Policies, name: str, candidates: Sequence[Candidate]) -> Ranking:
     """Ask the named policy; what it answers must be the candidates, each once."""
     if name not in policies:
         raise RendezvousError(f"there is no rank policy {name!r}; there are {', '.join(sorted(policies))}")

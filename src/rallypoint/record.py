@@ -14,8 +14,19 @@ from msgspec import Meta
 from rallypoint import codec
 from rallypoint.core import recovery
 from rallypoint.core.changes import change
-from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, RecordedWorld, Run, rank_bitmap
-from rallypoint.messages.types import Bounds, Count, Ending, Name, Round, Settings, Text, Token
+from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, Run
+from rallypoint.messages.types import (
+    Bounds,
+    Count,
+    Ending,
+    Name,
+    RecordedWorld,
+    Round,
+    Settings,
+    Text,
+    Token,
+    rank_bitmap,
+)
 
 LIMIT = 512 * 1024
 """A record of a million finished ranks has a third of this."""

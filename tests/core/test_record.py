@@ -18,19 +18,10 @@ from hypothesis import strategies as st
 
 from rallypoint import codec, record
 from rallypoint.core import recovery
-from rallypoint.core.model import (
-    Closing,
-    EndedIncarnation,
-    Phase,
-    Predecessor,
-    RecordedWorld,
-    Run,
-    rank_bitmap,
-    ranks_of,
-)
+from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, Run
 from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.requests import Standing
-from rallypoint.messages.types import Bounds, Ending, Reason, Settings
+from rallypoint.messages.types import Bounds, Ending, Reason, RecordedWorld, Settings, rank_bitmap, ranks_of
 from rallypoint.record import Claim, Record, RecordedEnding
 from tests.core.histories import History, histories
 from tests.core.stage import Stage, sealed

@@ -1,20 +1,37 @@
-"""The changes that a run can go through, whatever caused them: founded, broken, closed.
+"""The changes that a run can go through, whatever caused them: founded, joined, left, broken, closed.
 
-Each returns a `Step`: the new run, the notices to send, and the reason in words.
+A change that nodes hear of is a `Step`: the new run, the notices to send, and the reason in words.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from rallypoint.core.model import PHASE_CHANGES, Closing, Crash, EndedIncarnation, Phase, Run
-from rallypoint.core.notices import Notice
+from rallypoint.core.model import PHASE_CHANGES, Closing, Crash, EndedIncarnation, Phase, Run, WaitingNode
 from rallypoint.messages.notices import Broken, NodeNotice, RunClosed
-from rallypoint.messages.types import Bounds, Ending, Settings
+from rallypoint.messages.types import Bounds, Ending, Node, Settings
 from rallypoint.sorted_map import SortedMap
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """Something to tell one node, or all nodes whose ids are keys of these tables.
+
+    Tables never change, so that a notice to many costs nothing until the shell lists its recipients.
+    """
+
+    to: str | tuple[SortedMap[str, Any], ...]
+    what: NodeNotice
+
+
+def spell_out(notice: Notice) -> Iterator[tuple[str, NodeNotice]]:
+    """Each recipient of a notice with what it is told."""
+    ids = (notice.to,) if isinstance(notice.to, str) else chain.from_iterable(notice.to)
+    return ((node_id, notice.what) for node_id in ids)
 
 
 class Durability(enum.IntEnum):
@@ -73,6 +90,16 @@ def emptied(run: Run) -> Run:
     return Run(last=last, **{field: getattr(run, field) for field in kept})
 
 
+def wait(run: Run, field: str, waiter: WaitingNode) -> Run:
+    """The run with a node in the table of this name, in which nodes wait."""
+    return change(run, **{field: getattr(run, field).set(waiter.node.id, waiter)})
+
+
+def arrive(run: Run, field: str, node: Node, **known: Any) -> Run:
+    """The run with a node as the last arrival in the table of this name."""
+    return wait(change(run, arrivals=run.arrivals + 1), field, WaitingNode(node, run.arrivals, **known))
+
+
 def depart(run: Run, node_id: str) -> Run:
     """The run without a node, whichever table it was in; the caller decides what follows from that."""
     for field in ("active", "returned", "queue", "spares", "paused"):
@@ -94,7 +121,7 @@ def break_world(run: Run, why: str, now: float) -> Step:
 
 def close(run: Run, ending: Ending, why: str, now: float) -> Step:
     """The run is over (rules 1 and 8): everybody is told, and the tombstone stays for a while."""
-    over = dict.fromkeys(("last_call_ends", "regroup_ends", "hold_ends", "recorded", "predecessor"))
+    over = dict.fromkeys(("last_call_ends", "regroup_ends", "hold_ends", "highest", "recorded", "predecessor"))
     closed = enter(run, Phase.CLOSED, closing=Closing(ending, why, now), told_waiting=0, **over)
     told = Notice((run.active, *run.waiting, run.finished), RunClosed(run.incarnation, ending, why))
     return Step(closed, (told,), f"the run closed as {ending.value}: {why}", Durability.SEAL_OR_CLOSE)

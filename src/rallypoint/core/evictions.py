@@ -1,8 +1,7 @@
 """Evictions (rule 9a): an administrator gives a node up, and it stays out for a while.
 
-A run keeps out any node that comes under the evicted node's name from its address.  Such a node is in no table of the run:
-each of its heartbeats is answered with the sentence that says why, and for how long.  The first one after the eviction has
-ended is a join like any other.
+A run keeps out any node that comes under the evicted node's name from its address.  Such a node is in no table of the run;
+each of its heartbeats is answered with the reason, and the first one after the eviction has ended is a join.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from rallypoint.core import explain
-from rallypoint.core.changes import Step, change, tell
+from rallypoint.core.changes import Notice, Step, change, tell
 from rallypoint.core.model import Eviction, Phase, Run, kept_out, takes_part
-from rallypoint.core.notices import Notice
 from rallypoint.messages.notices import Fenced, KeepWaiting
 from rallypoint.messages.requests import Announced, Joined, Standing
 from rallypoint.messages.types import Node
@@ -20,8 +18,6 @@ from rallypoint.messages.types import Node
 FIRST_S = 30.0
 """How long the first eviction of a node lasts where nobody says how long; each further one lasts twice as long."""
 LONGEST_S = 3600.0
-
-_TAKING_PART = (Standing.WAITING, Standing.SPARE, Standing.HOLDS, Standing.BROKEN)
 
 
 def lasts_s(run: Run, node: Node) -> float:
@@ -47,11 +43,9 @@ def lift(run: Run, name: str, now: float) -> Step:
 
 def notice(run: Run, eviction: Eviction, now: float) -> tuple[Notice, ...]:
     """What an evicted node is told at once; `run` is as it was before."""
-    node = eviction.node
-    rank = run.ranks.get(node.id)
-    if rank is not None:
-        seal_id = run.world.seal_id if run.world is not None else run.heard[rank].world.seal_id
-        return tell(node.id, Fenced(seal_id, explain.kept_out(eviction, now)))
+    node, world = eviction.node, run.world or run.highest
+    if node.id in run.ranks and world is not None:
+        return tell(node.id, Fenced(world.seal_id, explain.kept_out(eviction, now)))
     return tell(node.id, _wait(run, eviction, run.incarnation, now)) if eviction.until > now else ()
 
 
@@ -61,7 +55,7 @@ def against(run: Run, said: Joined | Announced, now: float) -> Eviction | None:
     eviction = run.evictions.get(_key(node))
     if eviction is None or eviction.until <= now:
         return None
-    if isinstance(said, Announced) and said.standing not in _TAKING_PART:
+    if isinstance(said, Announced) and said.standing in (Standing.FINISHED, Standing.CLOSED):
         return None
     if run.phase is Phase.CLOSED and (run.live or (said.incarnation and said.incarnation == run.incarnation)):
         return None

@@ -14,11 +14,6 @@ from rallypoint.wording import SHOWN, are, duration, names, nodes, seconds, size
 LOOKED_AT = 64
 
 
-def full(run: Run) -> str:
-    """A round in which max are present."""
-    return f"all {run.bounds.max} nodes are here" if run.bounds.max > 1 else "its only node is here"
-
-
 def too_few(run: Run, total: int, now: float) -> str:
     """A first round below min, or too few survivors (rule 6c)."""
     least, missing = run.bounds.min, run.bounds.min - total
@@ -74,11 +69,11 @@ def admission(run: Run, world: World, now: float) -> str:
     return f"{_world(run, world)}: newcomers are admitted {when}"
 
 
-def pause(waiter: WaitingNode, now: float) -> str:
+def pause(name: str, until: float, now: float) -> str:
     """Why a newcomer is kept out for a while."""
     return (
-        f"{waiter.node.name} was lost or too late several times lately: it is let in again in "
-        f"{seconds(waiter.paused_until - now)}, so that one bad node does not restart the whole job for ever"
+        f"{name} was lost or too late several times lately: it is let in again in {seconds(until - now)}, "
+        f"so that one bad node does not restart the whole job for ever"
     )
 
 
@@ -97,7 +92,7 @@ def recovering(run: Run, now: float) -> str:
     """Why a restarted server seals nothing yet (rule 14)."""
     assert run.hold_ends is not None, "recovery has an end"
     left = seconds(run.hold_ends - now)
-    world = run.recorded or next((known.world for known in run.heard.values()), None)
+    world = run.highest
     if world is None:
         total = len(run.queue)
         # Every one of many nodes is told this while they come: their names would cost more than the join.

@@ -8,13 +8,11 @@ import msgspec
 
 from rallypoint import wording
 from rallypoint.core import explain, recovery
-from rallypoint.core.changes import Durability, Step, break_world, change, found, pause_ends, tell
-from rallypoint.core.model import Phase, Request, Run, WaitingNode, find_waiter, takes_part
-from rallypoint.core.notices import place
+from rallypoint.core.changes import Durability, Step, arrive, break_world, change, found, pause_ends, tell, wait
+from rallypoint.core.model import Phase, Run, WaitingNode, find_waiter, takes_part
 from rallypoint.messages.notices import Fenced, Refused, RunClosed
 from rallypoint.messages.requests import Announced, Joined, Seat
 from rallypoint.messages.types import Node, Role
-from rallypoint.sorted_map import SortedMap
 
 LOOKED_AT = 16
 
@@ -73,52 +71,44 @@ def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
     until = pause_ends(run, node.name, now)
     if until <= now:
         return _enqueue(run, node, f"{node.name} joined")
-    waiter = WaitingNode(node, run.arrivals, until)
-    paused, pauses = run.paused.set(node.id, waiter), run.pauses.set((until, node.id), None)
-    return Step(change(run, arrivals=run.arrivals + 1, paused=paused, pauses=pauses), (), explain.pause(waiter, now))
+    paused = arrive(run, "paused", node, paused_until=until)
+    pauses = run.pauses.set((until, node.id), None)
+    return Step(change(paused, pauses=pauses), (), explain.pause(node.name, until, now))
 
 
-def _enqueue(run: Run, node: Node, why: str, request: Request | None = None) -> Step:
-    waiter = WaitingNode(node, run.arrivals, request=request)
+def _enqueue(run: Run, node: Node, why: str, request: Joined | None = None) -> Step:
     if node.role is Role.SPARE:
-        spares = run.spares.set(node.id, waiter)
-        return Step(change(run, arrivals=run.arrivals + 1, spares=spares), (), f"{why} as a spare")
-    return Step(change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, waiter)), (), why)
+        return Step(arrive(run, "spares", node, request=request), (), f"{why} as a spare")
+    return Step(arrive(run, "queue", node, request=request), (), why)
 
 
 def _join_again(run: Run, said: Joined | Announced, now: float) -> Step:
     """A node that the run knows asks once more (rule 6a)."""
     node, world = said.node, run.current
-    rank = run.active.get(node.id)
+    rank, without = run.active.get(node.id), change(run, active=run.active.without(node.id))
     if rank is None:
         waiter = find_waiter(run, node.id)
         assert waiter is not None, "a node that is known and holds no world waits"
         return _refresh(run, msgspec.structs.replace(waiter, node=node))
     if world is None:
-        return Step(_come_back(run, node), (), f"{node.name} is back")
+        return Step(arrive(without, "returned", node), (), f"{node.name} is back")
     if said.seat is None or (said.seat.seal_id != world.seal_id and said.seat.round < world.round):
         why = f"{node.name} had not heard that it is in round {world.round}"
-        return Step(run, tell(node.id, place(world, rank)), why)
+        return Step(run, tell(node.id, world.place(rank)), why)
     # A node that was in another world of this round or a higher one, because a register forgot, would not take this one.
     admitting = f", with {wording.nodes(run.told_waiting)} waiting to be admitted" if run.told_waiting else ""
     why = f"{node.name} joined again{admitting}"
-    broken = break_world(change(run, active=run.active.without(node.id)), why, now)
-    return msgspec.structs.replace(broken, run=_come_back(broken.run, node))
-
-
-def _come_back(run: Run, node: Node) -> Run:
-    returned = run.returned.set(node.id, WaitingNode(node, run.arrivals))
-    return change(run, arrivals=run.arrivals + 1, active=run.active.without(node.id), returned=returned)
+    broken = break_world(without, why, now)
+    return msgspec.structs.replace(broken, run=arrive(broken.run, "returned", node))
 
 
 def _refresh(run: Run, waiter: WaitingNode) -> Step:
     """A join sent twice: the node keeps its place in the queue, and its latest message counts."""
     node = waiter.node
     field = next(name for name in ("returned", "queue", "paused", "spares") if node.id in getattr(run, name))
-    table: SortedMap[str, WaitingNode] = getattr(run, field)
-    if table[node.id] == waiter:
+    if find_waiter(run, node.id) == waiter:
         return Step(run)
-    return Step(change(run, **{field: table.set(node.id, waiter)}), (), f"{node.name} asked again")
+    return Step(wait(run, field, waiter), (), f"{node.name} asked again")
 
 
 def _join_while_recovering(run: Run, said: Joined | Announced, now: float) -> Step:
@@ -132,7 +122,7 @@ def _join_while_recovering(run: Run, said: Joined | Announced, now: float) -> St
     is_old = rank is not None and (run.heard[rank].holds or run.heard[rank].finished)  # it was answered long ago
     if is_old or any(isinstance(notice.what, Fenced) for notice in spoken.notices):
         return spoken
-    request = Request(said.bounds, said.settings, said.incarnation)
+    request = Joined(node, said.bounds, said.settings, said.incarnation)
     known = find_waiter(run, node.id)
     if known is not None:
         return _refresh(run, msgspec.structs.replace(known, node=node, request=request)).after(spoken)

@@ -6,7 +6,7 @@ from rallypoint.core import evictions, explain
 from rallypoint.core.changes import Durability, Step, break_world, change, charge, close, depart
 from rallypoint.core.events import Evicted
 from rallypoint.core.model import Phase, Run, find_node
-from rallypoint.core.recovery import adopt_at_once, silenced
+from rallypoint.core.recovery import adopt, silenced
 from rallypoint.messages.types import Ending, OnGiveUp, Reason
 
 
@@ -36,10 +36,12 @@ def left(run: Run, node_id: str, reason: Reason, seal_id: str, why: str, now: fl
         return Step(done, (), told, Durability.FINISH if node_id in run.ranks else Durability.NONE)
     is_member = node_id in run.ranks if recovering else node_id in run.active or node_id in run.returned
     gave_up = reason is Reason.GAVE_UP and is_member
-    if not gave_up or not closes_on_give_up(run) or run.phase is Phase.CLOSED:
+    by_bounds = OnGiveUp.CLOSE if run.bounds.min == run.bounds.max else OnGiveUp.WAIT
+    on_give_up = by_bounds if run.settings.on_give_up is OnGiveUp.AUTO else run.settings.on_give_up
+    if not gave_up or on_give_up is OnGiveUp.WAIT or run.phase is Phase.CLOSED:
         return _go(run, node_id, told, now, crashed=gave_up)
     if recovering:
-        adopted = adopt_at_once(silenced(depart(run, node_id), node_id, told), now)
+        adopted = adopt(silenced(depart(run, node_id), node_id, told), now)
         return close(adopted.run, Ending.FAILED, told, now).after(adopted)
     return close(charge(depart(run, node_id), _name(run, node_id), now), Ending.FAILED, told, now)
 
@@ -54,13 +56,6 @@ def finish(run: Run, node_id: str, now: float) -> Step:
     if not done.active and not done.returned and run.phase is Phase.SEALED:
         return close(done, Ending.SUCCEEDED, "all members have finished", now).after(told_of)
     return close_if_too_few(done, now).after(told_of)
-
-
-def closes_on_give_up(run: Run) -> bool:
-    """Whether a member that gives up takes the run with it (rule 8)."""
-    if run.settings.on_give_up is OnGiveUp.AUTO:
-        return run.bounds.min == run.bounds.max
-    return run.settings.on_give_up is OnGiveUp.CLOSE
 
 
 def close_if_too_few(run: Run, now: float) -> Step:

@@ -6,13 +6,13 @@ Times are seconds on the server's own monotonic clock (rule 10); only difference
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from typing import Annotated
+from collections.abc import Iterator
 
 import msgspec
-from msgspec import Meta
 
-from rallypoint.messages.types import Bounds, Count, Ending, Moment, Name, Node, Round, Settings, Size, Text, Token
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.requests import Joined
+from rallypoint.messages.types import Bounds, Ending, Moment, Name, Node, RecordedWorld, Round, Settings, Text, Token
 from rallypoint.sorted_map import SortedMap
 
 
@@ -60,22 +60,21 @@ class World(msgspec.Struct, frozen=True):
         """Where the bootstrap store of this round is served: by rank 0 (rule 12)."""
         return self.members[0].store
 
-
-class Request(msgspec.Struct, frozen=True):
-    """What a node asked for during recovery; it is judged once it is known whether the incarnation goes on."""
-
-    bounds: Bounds
-    settings: Settings
-    incarnation: Token = ""
+    def place(self, rank: int, remark: str = "") -> Placed:
+        """What the member of this rank is told."""
+        return Placed(self.incarnation, self.round, self.seal_id, rank, self.size, self.store, remark)
 
 
 class WaitingNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node that is here and holds no world; `arrival` numbers such nodes, `request` is kept only during recovery."""
+    """A node that is here and holds no world; `arrival` numbers such nodes.
+
+    `request` is kept only during recovery: it is judged once it is known whether the incarnation goes on.
+    """
 
     node: Node
     arrival: Round
     paused_until: Moment = 0.0
-    request: Request | None = None
+    request: Joined | None = None
 
 
 class WorldName(msgspec.Struct, frozen=True):
@@ -88,58 +87,18 @@ class WorldName(msgspec.Struct, frozen=True):
 
 
 class HeardRank(msgspec.Struct, frozen=True):
-    """What is known of one rank of a world during recovery.
+    """What is known of one rank of the highest world during recovery.
 
     Either the rank announced it (rule 14), or the record has it as finished, or it went with the process that served
     before (rule 17f).  `why` says why it is gone, where that is known.
     """
 
     node: Node
-    world: WorldName
     holds: bool
     finished: bool = False
     gone: bool = False
     announced: bool = True
     why: str = ""
-
-
-class RecordedWorld(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The world that a record names: the only one that can be current (rule 17f).
-
-    `finished` is a bitmap of ranks (the lowest bit of the first byte is rank 0), `ended_before` counts the nodes that
-    finished in earlier worlds (rule 8).  `broken`, and the bitmap `gone` of the ranks that left a broken world, are
-    written when the server hands over.
-    """
-
-    round: Annotated[int, Meta(ge=1, le=2**53)]
-    seal_id: Name
-    size: Size
-    finished: Annotated[bytes, Meta(max_length=125_000)] = b""
-    ended_before: Count = 0
-    broken: bool = False
-    gone: Annotated[bytes, Meta(max_length=125_000)] = b""
-
-    def __post_init__(self) -> None:
-        if any(rank >= self.size for rank in (*self.finished_ranks(), *ranks_of(self.gone))):
-            raise ValueError(f"a world of {self.size} cannot have ranks beyond that")
-
-    def finished_ranks(self) -> Iterator[int]:
-        """The ranks that have finished, in order."""
-        return ranks_of(self.finished)
-
-
-def ranks_of(bitmap: bytes) -> Iterator[int]:
-    """The ranks in a bitmap, in order."""
-    return (place * 8 + bit for place, byte in enumerate(bitmap) if byte for bit in range(8) if byte >> bit & 1)
-
-
-def rank_bitmap(ranks: Iterable[int]) -> bytes:
-    """Ranks as the bitmap that `RecordedWorld` holds."""
-    bits = bytearray()
-    for rank in ranks:
-        bits.extend(bytes(max(rank // 8 + 1 - len(bits), 0)))
-        bits[rank // 8] |= 1 << rank % 8
-    return bytes(bits)
 
 
 class Predecessor(msgspec.Struct, frozen=True):
@@ -189,13 +148,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     are awaited back), `returned` (members of the broken world that are back), `queue` (newcomers), `paused` (newcomers
     that crash too often; `pauses` has the times of their release), `spares`, `finished`.  `ranks` are those of `world`.
 
-    During recovery, `heard` holds what is known of each rank of the highest world, `recorded` is the world that a record
-    names, and `predecessor` the ranks that went with the process that served before.  `last` is how the previous
-    incarnation ended.  `founded` says that a claim named the incarnation, so that the first node to come does not.
-    `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
+    During recovery, `highest` is the highest world that is known, `heard` what is known of its ranks, `recorded` the
+    world that a record names, and `predecessor` the ranks that went with the process that served before.  `last` is how
+    the previous incarnation ended.  `founded` says that a claim named the incarnation, so that the first node to come
+    does not.  `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
 
-    `evictions`, by name and address, include past ones; `evictions_end` is when the last one ends.  They belong to the
-    run, not to an incarnation, and no record has them.
+    `evictions`, by name and address, belong to the run, not to an incarnation; `evictions_end` is when the last one ends.
     """
 
     run_id: str
@@ -213,6 +171,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     pauses: SortedMap[tuple[float, str], None] = SortedMap()
     spares: SortedMap[str, WaitingNode] = SortedMap()
     finished: SortedMap[str, int] = SortedMap()
+    highest: WorldName | None = None
     heard: SortedMap[int, HeardRank] = SortedMap()
     recorded: RecordedWorld | None = None
     predecessor: Predecessor | None = None

@@ -13,12 +13,11 @@ from itertools import chain
 from msgspec.structs import replace
 
 from rallypoint.core import explain, model
-from rallypoint.core.changes import Durability, Step, change, close, depart, emptied, enter, found, tell
-from rallypoint.core.model import HeardRank, Phase, RecordedWorld, Request, Run, WaitingNode, World, WorldName
-from rallypoint.core.notices import Notice
+from rallypoint.core.changes import Durability, Notice, Step, arrive, change, close, depart, emptied, enter, found, tell
+from rallypoint.core.model import HeardRank, Phase, Run, WaitingNode, World, WorldName
 from rallypoint.messages.notices import Broken, Fenced, Refused
 from rallypoint.messages.requests import Announced, Joined, Seat, Standing
-from rallypoint.messages.types import Ending, Node, Role
+from rallypoint.messages.types import Ending, Node, RecordedWorld, Role, rank_bitmap, ranks_of
 from rallypoint.sorted_map import SortedMap
 
 
@@ -30,11 +29,11 @@ def blank(run_id: str, started_at: float, now: float, hold_s: float) -> Run:
 
 def with_recorded_world(run: Run, recorded: RecordedWorld, hold_ends: float) -> Run:
     """The run whose record names a world: its ranks announce themselves, those that have finished are not awaited."""
-    world = WorldName(run.incarnation, recorded.round, recorded.seal_id, recorded.size)
-    gone = {rank: _unannounced(world, rank, gone=True) for rank in model.ranks_of(recorded.gone)}
-    finished = {rank: _unannounced(world, rank, finished=True) for rank in recorded.finished_ranks()}
-    heard, highest = SortedMap.build({**gone, **finished}.items()), max(run.round, recorded.round)
-    return change(run, phase=Phase.RECOVERING, recorded=recorded, round=highest, heard=heard, hold_ends=hold_ends)
+    gone = {rank: _unannounced(recorded.round, rank, gone=True) for rank in ranks_of(recorded.gone)}
+    finished = {rank: _unannounced(recorded.round, rank, finished=True) for rank in recorded.finished_ranks()}
+    highest = WorldName(run.incarnation, recorded.round, recorded.seal_id, recorded.size)
+    heard = SortedMap.build({**gone, **finished}.items())
+    return change(run, phase=Phase.RECOVERING, recorded=recorded, highest=highest, heard=heard, hold_ends=hold_ends)
 
 
 def without(run: Run, predecessor: model.Predecessor | None) -> Run:
@@ -46,40 +45,31 @@ def is_forgotten(run: Run, said: Joined | Announced) -> bool:
     """Whether a node was in a world of this very incarnation that the server's record does not have."""
     if said.seat is None or run.world is not None or run.phase is not Phase.GATHERING or not run.founded:
         return False
-    return said.incarnation == run.incarnation and not _contradiction(run, None, said, said.seat)
+    return said.incarnation == run.incarnation and not _contradiction(run, said, said.seat)
 
 
 def forgotten(run: Run, now: float) -> Run:
     """The record does not know a world that a node of this incarnation was in: rule 14 without a record applies."""
-    request = Request(run.bounds, run.settings, run.incarnation)
-    queue, spares = (
-        SortedMap.build((i, replace(waiter, request=request)) for i, waiter in table.items())
-        for table in (run.queue, run.spares)
-    )
-    hold_ends = now + run.settings.hold_s
-    return enter(run, Phase.RECOVERING, hold_ends=hold_ends, last_call_ends=None, queue=queue, spares=spares)
+    asked = ((w, Joined(w.node, run.bounds, run.settings, run.incarnation)) for w in _waiters(run))
+    known = enter(run, Phase.RECOVERING, hold_ends=now + run.settings.hold_s, last_call_ends=None)
+    return _with_waiters(known, [replace(waiter, request=request) for waiter, request in asked])
 
 
 def heard_of(run: Run, said: Joined | Announced, seat: Seat, now: float) -> Step:
     """A node speaks of a world that it was in before this server started."""
-    node, highest = said.node, _highest(run)
-    wrong = _contradiction(run, highest, said, seat)
+    node, highest = said.node, run.highest
+    wrong = _contradiction(run, said, seat)
     if wrong:
         return Step(run, tell(node.id, Fenced(seat.seal_id, wrong)), wrong)
     standing = said.standing if isinstance(said, Announced) else None
     finished = standing is Standing.FINISHED
-    world = WorldName(said.incarnation, seat.round, seat.seal_id, seat.size)
-    heard = HeardRank(node, world, finished or standing is Standing.HOLDS, finished)
+    heard = HeardRank(node, finished or standing is Standing.HOLDS, finished)
     spoke = f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
     if highest is None or seat.round > highest.round:
-        higher = _higher(run, said, now)
-        notices = tuple(
-            Notice(old.node.id, Broken(old.world.seal_id, f"round {seat.round} came after it"))
-            for old in run.heard.values()
-            if old.announced
-        )
-        durability = Durability.FINISH if finished else Durability.NONE
-        return Step(_with_heard(higher, seat.rank, heard), notices, spoke, durability)
+        broken = Broken(highest.seal_id if highest is not None else "", f"round {seat.round} came after it")
+        told = tuple(Notice(old.node.id, broken) for old in run.heard.values() if old.announced)
+        noted = _with_heard(_higher(run, said, seat, now), seat.rank, heard)
+        return Step(noted, told, spoke, Durability.FINISH if finished else Durability.NONE)
     if seat.seal_id != highest.seal_id:
         broken = Broken(seat.seal_id, f"round {highest.round} came after it")
         return Step(run, tell(node.id, broken), f"{node.name} speaks of round {seat.round}, but {broken.why}")
@@ -97,18 +87,19 @@ def heard_of(run: Run, said: Joined | Announced, seat: Seat, now: float) -> Step
     return Step(noted, (), spoke, Durability.FINISH if newly else Durability.NONE)
 
 
-def _higher(run: Run, said: Joined | Announced, now: float) -> Run:
+def _higher(run: Run, said: Joined | Announced, seat: Seat, now: float) -> Run:
     """A node speaks of a higher world than the others, or than the record: rule 14 without a record applies to it."""
-    taken = change(run, recorded=None, heard=SortedMap(), ranks=SortedMap())
+    highest = WorldName(said.incarnation, seat.round, seat.seal_id, seat.size)
+    taken = change(run, recorded=None, highest=highest, heard=SortedMap(), ranks=SortedMap())
     if run.recorded is None:
         return change(taken, bounds=said.bounds, settings=said.settings)
     assert run.hold_ends is not None, "recovery has an end"
     return change(taken, hold_ends=max(run.hold_ends, now + run.settings.hold_s))
 
 
-def _contradiction(run: Run, highest: WorldName | None, said: Joined | Announced, seat: Seat) -> str:
+def _contradiction(run: Run, said: Joined | Announced, seat: Seat) -> str:
     """Why what a node says of a world cannot be true beside what others said; empty if it can."""
-    name, speaks_of = said.node.name, f"{said.node.name} speaks of a world of {seat.size}, where"
+    name, highest, speaks_of = said.node.name, run.highest, f"{said.node.name} speaks of a world of {seat.size}, where"
     if not said.incarnation:
         return f"{name} speaks of round {seat.round} of an incarnation that it does not name"
     if seat.size > said.bounds.max:
@@ -140,27 +131,25 @@ def silenced(run: Run, node_id: str, why: str, *, finished: bool = False) -> Run
 
 def give_up_predecessor(run: Run, now: float) -> Run:
     """The ranks of the process that served before are lost once their time is over and they have not spoken."""
-    gone, highest = run.predecessor, _highest(run)
+    gone, highest = run.predecessor, run.highest
     if gone is None or highest is None or now < gone.until or gone.seal_id != highest.seal_id:
         return run
     heard = run.heard
     for rank in gone.ranks:
         if rank < highest.size and rank not in heard:
-            heard = heard.set(rank, _unannounced(highest, rank, gone=True))
+            heard = heard.set(rank, _unannounced(highest.round, rank, gone=True))
     return change(run, heard=heard, predecessor=None)
 
 
 def complete(run: Run, now: float) -> bool:
     """Whether nothing is to be gained by listening on."""
     assert run.hold_ends is not None, "recovery has an end"
-    highest = _highest(run)
     if now >= run.hold_ends:
         return True
-    if highest is not None:
+    if run.highest is not None:
         # Where all ranks are accounted for and none has spoken, nodes that stand by may be on their way.
-        return len(run.heard) >= highest.size and (
-            _all_finished(run, highest) or any(known.announced for known in run.heard.values())
-        )
+        all_known = len(run.heard) >= run.highest.size
+        return all_known and (_all_finished(run, run.highest) or any(known.announced for known in run.heard.values()))
     # Max nodes that have never heard of a world: there is nobody else to wait for.
     if run.round or len(run.queue) < run.bounds.max:
         return False
@@ -172,24 +161,20 @@ def complete(run: Run, now: float) -> bool:
 
 def conclude(run: Run, now: float, mint: str) -> Step:
     """The hold is over: the highest world stands, or is broken, or its incarnation has ended, or there was none."""
-    highest = _highest(run)
+    highest = run.highest
     if highest is None:
         return _begin_anew(run, mint, "nobody speaks of an earlier world: the run starts anew")
-    if not _goes_on(run, highest):
-        why = f"nobody of round {highest.round} came back"
-        last = model.EndedIncarnation(highest.incarnation, Ending.FAILED, why)
-        ended = change(run, last=last, last_call_ends=None)
-        anew = _begin_anew(ended, mint, f"{why}: that incarnation of the run has ended")
-        # Its members are told that it is over: that must be recorded first, as any close (rule 17c).
-        return replace(anew, durability=Durability.SEAL_OR_CLOSE)
-    return _adopt(run, highest, now)
-
-
-def _goes_on(run: Run, highest: WorldName) -> bool:
-    """Whether a node that has not finished is here and names the incarnation, or all of its world has finished."""
+    # The incarnation goes on where a node that has not finished is here and names it, or all of its world has finished.
     speaks = any(known.announced and not (known.gone or known.finished) for known in run.heard.values())
     names = (w.request is not None and w.request.incarnation == highest.incarnation for w in _waiters(run))
-    return speaks or any(names) or _all_finished(run, highest)
+    if speaks or any(names) or _all_finished(run, highest):
+        return adopt(run, now)
+    why = f"nobody of round {highest.round} came back"
+    last = model.EndedIncarnation(highest.incarnation, Ending.FAILED, why)
+    ended = change(run, last=last, last_call_ends=None)
+    anew = _begin_anew(ended, mint, f"{why}: that incarnation of the run has ended")
+    # Its members are told that it is over: that must be recorded first, as any close (rule 17c).
+    return replace(anew, durability=Durability.SEAL_OR_CLOSE)
 
 
 def _all_finished(run: Run, highest: WorldName) -> bool:
@@ -214,7 +199,7 @@ def _begin_anew(run: Run, mint: str, why: str) -> Step:
 
 def _keep_waiters(run: Run, waiters: Iterable[WaitingNode], why: str, other: Node | None = None) -> Step:
     """The nodes that waited through the hold; whatever they ask for is judged now (rules 1, 2)."""
-    kept: dict[bool, dict[str, WaitingNode]] = {False: {}, True: {}}
+    kept: list[WaitingNode] = []
     refused: list[Notice] = []
     for waiter in waiters:
         node, request = waiter.node, waiter.request
@@ -223,13 +208,21 @@ def _keep_waiters(run: Run, waiters: Iterable[WaitingNode], why: str, other: Nod
             refused += tell(node.id, Refused(refusal))
         else:
             other = other or (node if node.address else None)
-            kept[node.role is Role.SPARE][node.id] = replace(waiter, request=None)
-    queue, spares = (SortedMap.build(kept[is_spare].items()) for is_spare in (False, True))
-    return Step(change(run, queue=queue, spares=spares), tuple(refused), why)
+            kept.append(replace(waiter, request=None))
+    return Step(_with_waiters(run, kept), tuple(refused), why)
 
 
-def _adopt(run: Run, highest: WorldName, now: float) -> Step:
-    heard = run.heard
+def _with_waiters(run: Run, waiters: list[WaitingNode]) -> Run:
+    spares = SortedMap.build((w.node.id, w) for w in waiters if w.node.role is Role.SPARE)
+    queue = SortedMap.build((w.node.id, w) for w in waiters if w.node.role is not Role.SPARE)
+    return change(run, queue=queue, spares=spares)
+
+
+def adopt(run: Run, now: float) -> Step:
+    """The highest world becomes the run's, as far as it is known; where none is, nothing changes."""
+    heard, highest = run.heard, run.highest
+    if highest is None:
+        return Step(run)
     known_nodes = ((rank, heard.get(rank)) for rank in range(highest.size))
     members = tuple(known.node if known is not None else _nobody(highest.round, rank) for rank, known in known_nodes)
     world = World(highest.incarnation, highest.round, highest.seal_id, members, now)
@@ -247,11 +240,9 @@ def _adopt(run: Run, highest: WorldName, now: float) -> Step:
         ranks=SortedMap.build((node.id, rank) for rank, node in enumerate(members)),
         active=SortedMap.build(here.items()),
         finished=SortedMap.build(chain(finished.items(), earlier)),
+        highest=None,
         heard=SortedMap(),
-        recorded=None,
-        predecessor=None,
-        hold_ends=None,
-        last_call_ends=None,
+        **dict.fromkeys(("recorded", "predecessor", "hold_ends", "last_call_ends")),
     )
     other = next((known.node for known in heard.values() if known.node.address), None)
     kept = _keep_waiters(adopted, (w for w in waiters if w.node.id not in back), "", other)
@@ -270,12 +261,6 @@ def _adopt(run: Run, highest: WorldName, now: float) -> Step:
     return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why).after(kept)
 
 
-def adopt_at_once(run: Run, now: float) -> Step:
-    """The run is closed during recovery: the highest world that is known, as far as it is."""
-    highest = _highest(run) if run.phase is Phase.RECOVERING else None
-    return Step(run) if highest is None else _adopt(run, highest, now)
-
-
 def recognised(run: Run, node: Node, seat: Seat) -> Run:
     """A node that the record has as finished, and that the server had not heard: from now on it is told things."""
     world, rank = run.world, seat.rank
@@ -284,24 +269,21 @@ def recognised(run: Run, node: Node, seat: Seat) -> Run:
     known = world.members[rank]
     if known.id == node.id or run.finished.get(known.id) != rank or known != _nobody(world.round, rank):
         return run
-    return change(
-        run,
-        world=replace(world, members=(*world.members[:rank], node, *world.members[rank + 1 :])),
-        ranks=run.ranks.without(known.id).set(node.id, rank),
-        finished=run.finished.without(known.id).set(node.id, rank),
-    )
+    members = (*world.members[:rank], node, *world.members[rank + 1 :])
+    ranks, finished = (table.without(known.id).set(node.id, rank) for table in (run.ranks, run.finished))
+    return change(run, world=replace(world, members=members), ranks=ranks, finished=finished)
 
 
 def closed_before(run: Run, said: Announced, now: float) -> Step:
     """One node knows that the run was closed: that suffices, unless others speak of a later incarnation."""
-    highest = _highest(run)
+    highest = run.highest
     if not said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of a closed run that it does not name")
     if highest is None and not run.incarnation:
         run = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
     if (highest.incarnation if highest is not None else run.incarnation) != said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
-    concluded = adopt_at_once(run, now)
+    concluded = adopt(run, now)
     if concluded.run.phase is Phase.CLOSED:
         return concluded
     return close(stays(concluded.run, said), said.ending, said.why, now).after(concluded)
@@ -315,25 +297,17 @@ def stays(run: Run, said: Announced) -> Run:
     node = said.node
     if said.seat is None or node.id in run.finished or model.takes_part(run, node.id):
         return run
-    return change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, WaitingNode(node, run.arrivals)))
+    return arrive(run, "queue", node)
 
 
 def known_world(run: Run) -> tuple[str, RecordedWorld] | None:
     """The incarnation and world to record during recovery: the highest that is known, with its finished ranks."""
-    highest = _highest(run)
+    highest = run.highest
     if highest is None:
         return None
     recorded = run.recorded or RecordedWorld(highest.round, highest.seal_id, highest.size)
-    finished = model.rank_bitmap(rank for rank, known in run.heard.items() if known.finished)
+    finished = rank_bitmap(rank for rank, known in run.heard.items() if known.finished)
     return highest.incarnation, replace(recorded, finished=finished)
-
-
-def _highest(run: Run) -> WorldName | None:
-    """The highest world that was announced, or that the record names."""
-    if run.recorded is not None:
-        return WorldName(run.incarnation, run.recorded.round, run.recorded.seal_id, run.recorded.size)
-    known = next(run.heard.values(), None)
-    return known.world if known is not None else None
 
 
 def _with_heard(run: Run, rank: int, heard: HeardRank) -> Run:
@@ -344,9 +318,9 @@ def _with_heard(run: Run, rank: int, heard: HeardRank) -> Run:
     return change(run, heard=run.heard.set(rank, heard), ranks=run.ranks.set(heard.node.id, rank))
 
 
-def _unannounced(world: WorldName, rank: int, *, finished: bool = False, gone: bool = False) -> HeardRank:
+def _unannounced(of_round: int, rank: int, *, finished: bool = False, gone: bool = False) -> HeardRank:
     """A rank that will not speak."""
-    return HeardRank(_nobody(world.round, rank), world, finished, finished, gone, announced=False)
+    return HeardRank(_nobody(of_round, rank), finished, finished, gone, announced=False)
 
 
 def _nobody(of_round: int, rank: int) -> Node:

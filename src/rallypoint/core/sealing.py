@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from operator import attrgetter
 
 import msgspec
 
 from rallypoint import wording
 from rallypoint.core import explain
-from rallypoint.core.changes import Durability, Step, charge, enter
+from rallypoint.core.changes import Durability, Notice, Step, change, charge, enter
 from rallypoint.core.model import Phase, Run, World
-from rallypoint.core.notices import Notice, Sealed
 from rallypoint.messages.notices import StandBy
-from rallypoint.ranking import STICKY, Candidate, RankPolicy, rank
+from rallypoint.ranking import STICKY, Candidate, Policies, rank
 from rallypoint.sorted_map import SortedMap
 
 
@@ -25,21 +23,8 @@ class Verdict(msgspec.Struct, frozen=True):
     until: float | None = None
 
 
-class Turnout(msgspec.Struct, frozen=True):
-    """A world sealed now would have `present` survivors and newcomers, and `spares`; `awaited` members are not back."""
-
-    present: int
-    spares: int
-    awaited: int
-
-    @property
-    def total(self) -> int:
-        """How many nodes the world would have."""
-        return self.present + self.spares
-
-
-def turnout(run: Run, now: float) -> Turnout:
-    """Count the nodes that have a place.
+def turnout(run: Run, now: float) -> tuple[int, int, int]:
+    """How many survivors and newcomers, and how many spares, are in a world sealed now, and how many members are awaited.
 
     While live members of the broken world are awaited their places are kept, so that a newcomer that happens to be
     quicker than a worker's clean-up does not displace a member.  Spares fill a gap that a lost member left, and in a
@@ -48,10 +33,10 @@ def turnout(run: Run, now: float) -> Turnout:
     bounds, back = run.bounds, len(run.returned)
     awaited = len(run.active) if run.regroup_ends is not None and now < run.regroup_ends else 0
     if run.ending_started:
-        return Turnout(back, 0, awaited)
+        return back, 0, awaited
     present = back + min(len(run.queue), max(bounds.max - back - awaited, 0))
     wanted = min(run.world.size, bounds.max) if run.world is not None and run.regrouping else bounds.min
-    return Turnout(present, min(len(run.spares), max(wanted - present - awaited, 0)), awaited)
+    return present, min(len(run.spares), max(wanted - present - awaited, 0)), awaited
 
 
 def decide(run: Run, now: float) -> Verdict:
@@ -61,38 +46,42 @@ def decide(run: Run, now: float) -> Verdict:
 
 
 def _decide(run: Run, now: float) -> Verdict:
-    here, bounds = turnout(run, now), run.bounds
-    if here.present >= bounds.max:
-        return Verdict(True, explain.full(run))
+    (present, spares, awaited), bounds = turnout(run, now), run.bounds
+    total = present + spares
+    if present >= bounds.max:
+        return Verdict(True, f"all {bounds.max} nodes are here" if bounds.max > 1 else "its only node is here")
     if run.regrouping:
-        if here.awaited:
+        if awaited:
             return Verdict(False, explain.awaiting_members(run, now), run.regroup_ends)
-        if here.total >= bounds.min:
+        if total >= bounds.min:
             return Verdict(True, explain.all_back(run))
-        return Verdict(False, explain.too_few(run, here.total, now))
-    if here.total < bounds.min or here.present == 0:
-        return Verdict(False, explain.too_few(run, here.total, now))
+        return Verdict(False, explain.too_few(run, total, now))
+    if total < bounds.min or present == 0:
+        return Verdict(False, explain.too_few(run, total, now))
     if run.last_call_ends is not None and now >= run.last_call_ends:
         return Verdict(True, f"the last call ended, and at most {wording.nodes(bounds.max)} are wanted")
-    return Verdict(False, explain.last_call(run, here.total, now), run.last_call_ends)
+    return Verdict(False, explain.last_call(run, total, now), run.last_call_ends)
 
 
-def minimum_reached(run: Run, now: float) -> bool:
-    """Whether a first round has enough nodes for a last call to run."""
-    here = turnout(run, now)
-    return not run.regrouping and here.present > 0 and here.total >= run.bounds.min
+def with_last_call(run: Run, now: float) -> Run:
+    """The run with its last call: it begins when a first round has min nodes, also during recovery (rules 4, 14)."""
+    present, spares, _ = turnout(run, now)
+    enough = not run.regrouping and present > 0 and present + spares >= run.bounds.min
+    if enough == (run.last_call_ends is not None):
+        return run
+    return change(run, last_call_ends=now + run.settings.last_call_s if enough else None)
 
 
-def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
+def seal(run: Run, why: str, now: float, mint: str, policies: Policies) -> Step:
     """Seal the round with all nodes that have a place, and let the rest stand by."""
-    here = turnout(run, now)
+    present, called, _ = turnout(run, now)
     if run.world is not None and run.regrouping:
         # Members that did not come back in time will return as newcomers, and would break the next world as often.
         for old_rank in run.active.values():
             run = charge(run, run.world.members[old_rank].name, now)
     queue, spares = (sorted(table.values(), key=attrgetter("arrival")) for table in (run.queue, run.spares))
-    newcomers = here.present - len(run.returned)
-    chosen = [*run.returned.values(), *queue[:newcomers], *spares[: here.spares]]
+    newcomers = present - len(run.returned)
+    chosen = [*run.returned.values(), *queue[:newcomers], *spares[:called]]
     policy = run.settings.rank_policy
     if policy not in policies:
         # A server that took over may lack what the run was founded with; the run goes on all the same.
@@ -110,14 +99,14 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         active=ranks,
         returned=SortedMap(),
         queue=SortedMap.build((w.node.id, w) for w in queue[newcomers:]),
-        spares=SortedMap.build((w.node.id, w) for w in spares[here.spares :]),
+        spares=SortedMap.build((w.node.id, w) for w in spares[called:]),
         last_call_ends=None,
         regroup_ends=None,
         told_waiting=0,
         told_at=now,
     )
     stand_by = StandBy(run.incarnation, world.round, explain.standing_by(sealed))
-    surplus = (Notice(w.node.id, stand_by) for w in queue[newcomers:])
-    told = (Notice((ranks,), Sealed(world, ranking.remarks)), *surplus)
+    placed = (Notice(n.id, world.place(r, ranking.remarks.get(n.id, ""))) for r, n in enumerate(world.members))
+    told = (*placed, *(Notice(w.node.id, stand_by) for w in queue[newcomers:]))
     words = f"round {world.round} is sealed with {wording.nodes(world.size)}: {why}"
     return Step(sealed, told, words, Durability.SEAL_OR_CLOSE)

@@ -6,23 +6,21 @@ costs O(log N); only a seal looks at all nodes, and each of them has paid for it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from rallypoint.core import evictions, explain, joining, leaving, recovery, sealing
-from rallypoint.core.changes import Step, break_world, change, close, emptied, tell
+from rallypoint.core.changes import Notice, Step, break_world, change, close, depart, emptied, tell, wait
 from rallypoint.core.events import Event, Evicted, EvictionLifted, Lost
 from rallypoint.core.model import Phase, Run, WaitingNode, find_waiter
-from rallypoint.core.notices import Notice
 from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Refused, RunClosed, StandBy, WaitingCount
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Standing
 from rallypoint.messages.types import Role
-from rallypoint.ranking import POLICIES, RankPolicy
-from rallypoint.sorted_map import SortedMap
+from rallypoint.ranking import POLICIES, Policies
 
 TELL_INTERVAL_S = 1.0
 
 
-def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES) -> Step:
+def step(run: Run, event: Event, now: float, mint: str, policies: Policies = POLICIES) -> Step:
     """Take one event."""
     if not isinstance(event, (Joined, Announced)):
         heard = _hear(run, event, now, mint)
@@ -36,9 +34,7 @@ def step(run: Run, event: Event, now: float, mint: str, policies: Mapping[str, R
     return _answer(_settle(heard.run, now, mint, policies).after(heard), event, now)
 
 
-def time_passed(
-    run: Run, losses: Iterable[Lost], now: float, mint: str, policies: Mapping[str, RankPolicy] = POLICIES
-) -> Step:
+def time_passed(run: Run, losses: Iterable[Lost], now: float, mint: str, policies: Policies = POLICIES) -> Step:
     """Time passed, and meanwhile some nodes were lost: taken together, so that no world is sealed with one of them."""
     heard = Step(run)
     for loss in losses:
@@ -48,17 +44,13 @@ def time_passed(
 
 def wake_at(run: Run, now: float) -> float | None:
     """When `TimePassed` is due next after a step at `now`; None where only an event can change anything."""
+    world, settings, first_pause = run.current, run.settings, run.pauses.first()
     due = [run.hold_ends, run.last_call_ends, run.regroup_ends, run.evictions_end]
-    if run.predecessor is not None:
-        due.append(run.predecessor.until)
-    if run.closing is not None:
-        due.append(run.closing.at + run.settings.closed_ttl_s)
-    first_pause = run.pauses.first()
-    if first_pause is not None:
-        due.append(first_pause[0])
-    world = run.current
+    due.append(run.predecessor.until if run.predecessor is not None else None)
+    due.append(run.closing.at + settings.closed_ttl_s if run.closing is not None else None)
+    due.append(first_pause[0] if first_pause is not None else None)
     if world is not None:
-        due += [world.sealed_at + run.settings.admit_delay_s, run.told_at + TELL_INTERVAL_S]
+        due += [world.sealed_at + settings.admit_delay_s, run.told_at + TELL_INTERVAL_S]
     return min((moment for moment in due if moment is not None and moment > now), default=None)
 
 
@@ -138,7 +130,7 @@ def _answer_outsider(run: Run, said: Joined | Announced, now: float) -> Step | N
 def _close_asked(run: Run, event: CloseAsked, now: float, mint: str) -> Step:
     if run.phase is Phase.CLOSED:
         return Step(run, (), f"{event.by} asked to close what is closed")
-    heard = recovery.adopt_at_once(run, now)
+    heard = recovery.adopt(run, now)
     if heard.run.phase is Phase.CLOSED:
         return heard
     if event.incarnation and heard.run.incarnation and event.incarnation != heard.run.incarnation:
@@ -194,7 +186,7 @@ def _heard_closed(run: Run, said: Announced, now: float) -> Step:
     return close(run, said.ending, said.why, now)
 
 
-def _settle(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
+def _settle(run: Run, now: float, mint: str, policies: Policies) -> Step:
     """Whatever is due now, in order: the end of evictions, a tombstone, a hold, pauses; a seal; the waiting count."""
     if run.evictions_end is not None and run.evictions_end <= now:
         run = change(run, evictions_end=None)
@@ -203,7 +195,7 @@ def _settle(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy])
         is_old = now >= run.closing.at + run.settings.closed_ttl_s
         return Step(emptied(run), (), "the closed run is forgotten") if is_old else Step(run)
     if run.phase is Phase.RECOVERING:
-        run = _call(recovery.give_up_predecessor(run, now), now)
+        run = sealing.with_last_call(recovery.give_up_predecessor(run, now), now)
     settled = Step(run)
     if run.phase is Phase.RECOVERING and recovery.complete(run, now):
         settled = recovery.conclude(run, now, mint)
@@ -220,30 +212,19 @@ def _release(run: Run, now: float) -> Step:
     """Admit the nodes whose pause is over."""
     released: list[str] = []
     while (first := run.pauses.first()) is not None and first[0] <= now:
-        node_id = first[1]
-        waiter = run.paused[node_id]
-        field = "spares" if waiter.node.role is Role.SPARE else "queue"
-        table: SortedMap[str, WaitingNode] = getattr(run, field)
-        run = change(run, paused=run.paused.without(node_id), pauses=run.pauses.without(first))
-        run = change(run, **{field: table.set(node_id, waiter)})
+        waiter = run.paused[first[1]]
+        run = wait(depart(run, first[1]), "spares" if waiter.node.role is Role.SPARE else "queue", waiter)
         released.append(waiter.node.name)
     return Step(run, (), f"{', '.join(released)} may come in again" if released else "")
 
 
-def _gather(run: Run, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
+def _gather(run: Run, now: float, mint: str, policies: Policies) -> Step:
     """Start or cancel the last call, and seal when the rule says so."""
     if not run.live:
         return Step(change(run, last_call_ends=None, regroup_ends=None))
-    run = _call(run, now)
+    run = sealing.with_last_call(run, now)
     verdict = sealing.decide(run, now)
     return sealing.seal(run, verdict.why, now, mint, policies) if verdict.seal else Step(run)
-
-
-def _call(run: Run, now: float) -> Run:
-    """The last call begins when a first round has its minimum, also while the server still listens (rules 4, 14)."""
-    if not sealing.minimum_reached(run, now):
-        return run if run.last_call_ends is None else change(run, last_call_ends=None)
-    return run if run.last_call_ends is not None else change(run, last_call_ends=now + run.settings.last_call_s)
 
 
 def _tell_waiting(run: Run, now: float) -> Step:
@@ -278,17 +259,14 @@ def waiting_for(run: Run, waiter: WaitingNode, now: float) -> KeepWaiting | Stan
     last_round = run.round if run.world is not None or run.phase is Phase.RECOVERING else 0
     if node_id in run.spares or (node_id in run.queue and (full or run.ending_started)):
         return StandBy(incarnation, last_round, explain.standing_by(run))
-    why, until = _wait(run, waiter, now)
+    until: float | None = None
+    if node_id in run.paused:
+        why, until = explain.pause(waiter.node.name, waiter.paused_until, now), waiter.paused_until
+    elif run.phase is Phase.RECOVERING:
+        why, until = explain.recovering(run, now), run.hold_ends
+    elif world is not None:
+        why = explain.admission(run, world, now)
+    else:
+        verdict = sealing.decide(run, now)
+        why, until = verdict.why, verdict.until
     return KeepWaiting(incarnation, last_round, why, None if until is None else max(until - now, 0.0))
-
-
-def _wait(run: Run, waiter: WaitingNode, now: float) -> tuple[str, float | None]:
-    """What a node waits for, and until when at most."""
-    if waiter.node.id in run.paused:
-        return explain.pause(waiter, now), waiter.paused_until
-    if run.phase is Phase.RECOVERING:
-        return explain.recovering(run, now), run.hold_ends
-    if run.current is not None:
-        return explain.admission(run, run.current, now), None
-    verdict = sealing.decide(run, now)
-    return verdict.why, verdict.until
