@@ -26,13 +26,7 @@ from rallypoint.torch_bridge import presence
 
 @presence.in_torch_words_too
 def join(
-    endpoint: str,
-    *,
-    run: str,
-    nodes: str | int = 1,
-    local_addr: str | None = None,
-    quiet: bool = False,
-    **options: Any,
+    endpoint: str, *, run: str, nodes: str | int = 1, local_addr: str | None = None, quiet: bool = False, **options: Any
 ) -> Place:
     """Join a run and wait for a place in its next world.
 

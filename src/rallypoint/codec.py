@@ -1,8 +1,4 @@
-"""State as versioned JSON (rule 15).
-
-Whatever is wrong with what is read, and nobody can know what is in a store, it is a `RendezvousStateError` that says so.
-Unknown fields are skipped, so that a newer peer may add some.
-"""
+"""State as versioned JSON (rule 15).  Unknown fields are skipped, so that a newer peer may add some."""
 
 from __future__ import annotations
 
@@ -38,20 +34,13 @@ def unwrap(data: bytes, decoder: msgspec.json.Decoder[T], what: str, limit: int,
         raise RendezvousStateError(f"the {what} has {len(data)} bytes, more than the {limit} that are allowed")
     try:
         envelope = _ENVELOPE.decode(data)
+        if envelope.v == VERSION:
+            return decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
-        raise RendezvousStateError(f"the {what} cannot be read: {_told(exc, data)}{advice}") from exc
-    if envelope.v != VERSION:
-        raise RendezvousStateError(
-            f"the {what} is of version {envelope.v}, and this Rallypoint reads version {VERSION}: "
-            f"run the same release on every node"
-        )
-    try:
-        return decoder.decode(envelope.body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
-        raise RendezvousStateError(f"the {what} cannot be read: {_told(exc, data)}{advice}") from exc
-
-
-def _told(exc: Exception, data: bytes) -> str:
-    if data[:1] == b"\x80":
-        return "it is a pickle, which is never loaded; a torch job may be using the same name"
-    return str(exc) or type(exc).__name__
+        pickled = "it is a pickle, which is never loaded; a torch job may be using the same name"
+        told = pickled if data[:1] == b"\x80" else str(exc) or type(exc).__name__
+        raise RendezvousStateError(f"the {what} cannot be read: {told}{advice}") from exc
+    raise RendezvousStateError(
+        f"the {what} is of version {envelope.v}, and this Rallypoint reads version {VERSION}: "
+        f"run the same release on every node"
+    )

@@ -15,18 +15,8 @@ from rallypoint import codec
 from rallypoint.core import recovery
 from rallypoint.core.changes import change
 from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, Run
-from rallypoint.messages.types import (
-    Bounds,
-    Count,
-    Ending,
-    Name,
-    RecordedWorld,
-    Round,
-    Settings,
-    Text,
-    Token,
-    rank_bitmap,
-)
+from rallypoint.messages import types
+from rallypoint.messages.types import Bounds, Count, Ending, Name, RecordedWorld, Round, Settings, Text, Token
 
 LIMIT = 512 * 1024
 """A record of a million finished ranks has a third of this."""
@@ -88,6 +78,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _RECORDS = msgspec.json.Decoder(Record)
+_SHARED = ("run_id", "incarnation", "round", "bounds", "settings", "last")
+"""What a run and its record have alike."""
 
 
 def encode(record: Record) -> bytes:
@@ -101,22 +93,11 @@ def decode(data: bytes) -> Record:
 
 
 def of(run: Run, *, epoch: int, write_id: str, claim: Claim | None = None, handing_over: bool = False) -> Record:
-    """The record of a run as it is now; who hands over also says whether the world is broken (rule 17g)."""
-    closing = run.closing
-    incarnation, world = _world_of(run, handing_over=handing_over)
-    return Record(
-        run_id=run.run_id,
-        incarnation=incarnation,
-        epoch=epoch,
-        round=run.round,
-        write_id=write_id,
-        bounds=run.bounds,
-        settings=run.settings,
-        claim=claim,
-        world=world,
-        closing=None if closing is None else RecordedEnding(closing.ending, closing.why),
-        last=run.last,
-    )
+    """The record of a run as it is now; a server that hands over also says whether the world is broken (rule 17g)."""
+    shared = {field: getattr(run, field) for field in _SHARED}
+    shared["incarnation"], world = _world_of(run, handing_over=handing_over)
+    closing = None if run.closing is None else RecordedEnding(run.closing.ending, run.closing.why)
+    return Record(epoch=epoch, write_id=write_id, claim=claim, world=world, closing=closing, **shared)
 
 
 def _world_of(run: Run, *, handing_over: bool) -> tuple[str, RecordedWorld | None]:
@@ -127,36 +108,20 @@ def _world_of(run: Run, *, handing_over: bool) -> tuple[str, RecordedWorld | Non
         return run.incarnation, None
     broken = handing_over and run.current is None
     ranks = [rank for node_id in run.finished if (rank := run.ranks.get(node_id)) is not None]
-    return run.incarnation, RecordedWorld(
-        world.round,
-        world.seal_id,
-        world.size,
-        rank_bitmap(ranks),
-        len(run.finished) - len(ranks),
-        broken,
-        rank_bitmap(rank for node_id, rank in run.ranks.items() if broken and not _is_here(run, node_id)),
-    )
-
-
-def _is_here(run: Run, node_id: str) -> bool:
-    """Whether a member of the world has not left it, or has finished."""
-    return node_id in run.active or node_id in run.returned or node_id in run.finished
+    finished, before = types.rank_bitmap(ranks), len(run.finished) - len(ranks)
+    here = (run.active, run.returned, run.finished)
+    left = (rank for i, rank in run.ranks.items() if broken and not any(i in table for table in here))
+    gone = types.rank_bitmap(left)
+    return run.incarnation, RecordedWorld(world.round, world.seal_id, world.size, finished, before, broken, gone)
 
 
 def restored(record: Record, now: float, hold_s: float, predecessor: Predecessor | None = None) -> Run:
     """The run as a server knows it that has just started with this record, and nothing else (rule 17f).
 
-    A closed incarnation stays closed; without a world nothing is awaited; otherwise the ranks of the recorded world have
-    `hold_s` to speak up, and those of the process that served before only until the predecessor's own time.
+    Without a world nothing is awaited; otherwise its ranks have `hold_s` to announce themselves, and those of the process
+    that served before only until the predecessor's own time.
     """
-    run = Run(
-        run_id=record.run_id,
-        incarnation=record.incarnation,
-        bounds=record.bounds,
-        settings=record.settings,
-        round=record.round,
-        last=record.last,
-    )
+    run = Run(**{field: getattr(record, field) for field in _SHARED})
     if record.closing is not None:
         return change(run, phase=Phase.CLOSED, closing=Closing(record.closing.ending, record.closing.why, now))
     if record.world is None:
