@@ -133,7 +133,7 @@ class AskLift(Numbered, frozen=True, tag="ask-lift"):
 
 
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who serves a run (rule 17i): of which incarnation, by which claim; in doubt where that cannot be renewed (17e)."""
+    """The server of a run (rule 17i): its incarnation and claim; in doubt where the claim cannot be renewed (rule 17e)."""
 
     incarnation: Token = ""
     epoch: Round = 0
@@ -166,7 +166,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", omit_defaults=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", omit_defaults=True):
-    """I heard you.  It counts as a welcome: it says who serves."""
+    """I heard you.  It counts as a welcome: it names the server."""
 
     serving: Serving = Serving()
 

@@ -1,4 +1,4 @@
-"""Rank policies (rule 5): who gets which rank when a world is sealed.
+"""Rank policies (rule 5): which node gets which rank when a world is sealed.
 
 A policy is a function from candidates to a `Ranking`; pass your own to the transition under a name of its own and let
 `Settings.rank_policy` name it.

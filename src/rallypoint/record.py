@@ -1,7 +1,8 @@
 """The record of a run (rules 14, 17): what a register or a state file holds, before anybody hears of it (rule 17c).
 
-One format for both.  It has a version, bounds on every part, and a fresh id with each write, so that a lost answer can
-be looked up.  A register's record has a claim, which names the process that serves; a state file's has none.
+One format for both: versioned JSON with bounds on every part.  Unknown fields are skipped, so that a newer release may add
+some.  Each write has a fresh id, so that a lost answer can be looked up.  A register's record has a claim, which names the
+process that serves; a state file's has none.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rallypoint import codec
 from rallypoint.core import recovery
 from rallypoint.core.changes import change
 from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, Run
+from rallypoint.errors import RendezvousStateError
 from rallypoint.messages import types
 from rallypoint.messages.types import Bounds, Count, Ending, Name, RecordedWorld, Round, Settings, Text, Token
 
+VERSION = 1
 LIMIT = 512 * 1024
 """A record of a million finished ranks has a third of this."""
 SHORTEST_REST_S, LONGEST_REST_S = 1.0, 120.0
@@ -77,19 +79,39 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"a world of {self.world.size} is recorded where {self.bounds.max} are the most")
 
 
-_RECORDS = msgspec.json.Decoder(Record)
+class _Envelope(msgspec.Struct):
+    """What every version has: a number, and something that only that version can read."""
+
+    v: int
+    body: msgspec.Raw
+
+
+_ENVELOPES, _RECORDS = msgspec.json.Decoder(_Envelope), msgspec.json.Decoder(Record)
 _SHARED = ("run_id", "incarnation", "round", "bounds", "settings", "last")
 """What a run and its record have alike."""
 
 
 def encode(record: Record) -> bytes:
     """A record as versioned JSON."""
-    return codec.wrap(record)
+    return msgspec.json.encode({"v": VERSION, "body": record})
 
 
 def decode(data: bytes) -> Record:
-    """A record from bytes; a `RendezvousStateError` says what is wrong with what is no record."""
-    return codec.unwrap(data, _RECORDS, "record", LIMIT, _ADVICE)
+    """A record from bytes; a `RendezvousStateError` says what is wrong with what is no record (rule 15)."""
+    if len(data) > LIMIT:
+        raise RendezvousStateError(f"the record has {len(data)} bytes, more than the {LIMIT} that are allowed")
+    try:
+        envelope = _ENVELOPES.decode(data)
+        if envelope.v == VERSION:
+            return _RECORDS.decode(envelope.body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
+        pickled = "it is a pickle, which is never loaded; a torch job may be using the same name"
+        told = pickled if data[:1] == b"\x80" else str(exc) or type(exc).__name__
+        raise RendezvousStateError(f"the record cannot be read: {told}{_ADVICE}") from exc
+    raise RendezvousStateError(
+        f"the record is of version {envelope.v}, and this Rallypoint reads version {VERSION}: "
+        f"run the same release on every node"
+    )
 
 
 def of(run: Run, *, epoch: int, write_id: str, claim: Claim | None = None, handing_over: bool = False) -> Record:

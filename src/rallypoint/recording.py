@@ -1,4 +1,4 @@
-"""What the recorder is told of a run, whoever hosts it."""
+"""What the recorder is told of a run, wherever it is hosted."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The times and choices of a run, set by whoever founds it."""
+    """The times and choices of a run, set by its founder."""
 
     last_call_s: Seconds = 30.0
     regroup_s: Seconds = 60.0
