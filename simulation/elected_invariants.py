@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rallypoint.client.view import State, View
 from rallypoint.core.events import Lost
-from rallypoint.core.model import Phase, RecordedWorld, Run
+from rallypoint.core.model import Phase, Run
 from rallypoint.location.held_claim import OTHERS_FIRST_S
 from rallypoint.messages.requests import NodeMessage
-from rallypoint.messages.types import Reason
+from rallypoint.messages.types import Reason, RecordedWorld
 from rallypoint.record import Record
 from rallypoint.server.effects import Effects, RunChange
 from simulation.check import complaints

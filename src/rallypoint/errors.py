@@ -21,7 +21,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """The join deadline passed; the message says who was here and what was awaited."""
+    """The join deadline passed; the message says which nodes were here and what was awaited."""
 
 
 class RendezvousConnectionError(RendezvousError):

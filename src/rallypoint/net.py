@@ -76,9 +76,7 @@ def _split_endpoint(text: str) -> tuple[str, int | None]:
 
 def parse_port(port_str: str) -> int | None:
     """A port number, or None when the text is none."""
-    if re.fullmatch(r"[0-9]{1,5}", port_str) and int(port_str) <= 65535:
-        return int(port_str)
-    return None
+    return int(port_str) if re.fullmatch(r"[0-9]{1,5}", port_str) and int(port_str) <= 65535 else None
 
 
 def _is_host(host: str) -> bool:
@@ -104,9 +102,8 @@ def _is_address(family: socket.AddressFamily, text: str) -> bool:
 def is_this_machine(host: str) -> bool:
     """Whether the host is this machine: its name, loopback, or resolving to an address of one of its interfaces.
 
-    Whether an address is ours is learnt by binding to it, which asks the kernel instead of a name service, and so is
-    right for aliases, service names, further network cards and 127.0.1.1 alike. (A kernel that was told to let any
-    address be bound, by net.ipv4.ip_nonlocal_bind, calls every address ours.)
+    Binding to an address tells whether it is ours: the kernel answers, not a name service, so that aliases, service names,
+    further network cards and 127.0.1.1 are right.  (With net.ipv4.ip_nonlocal_bind every address is ours.)
     """
     if host.casefold() in ("localhost", socket.gethostname().casefold()):
         return True

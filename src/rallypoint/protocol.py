@@ -1,8 +1,9 @@
 """The wire protocol, sans-IO: frames of JSON with their length in front.
 
 A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  A server
-with a secret answers an administrator with a `Challenge` first, and welcomes it after the right `Proof` (rule 17j).  Then the core's own messages in either direction (a heartbeat is a node's announcement, said again) and questions with
-numbered answers.  What is not understood ends that connection with a reason, and no other.
+with a secret answers an administrator with a `Challenge` first, and welcomes it after the right `Proof` (rule 17j).  Then
+follow the core's own messages in either direction (a heartbeat is a repeated announcement) and questions with numbered
+answers.  A message that is not understood ends its connection, with a reason, and no other.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from rallypoint.errors import RendezvousStateError
-from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy, WaitingCount
-from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left
+from rallypoint.messages.notices import NodeNotice
+from rallypoint.messages.requests import NodeMessage
 from rallypoint.messages.types import Count, Name, Round, Seconds, Text, Token, Why
 from rallypoint.report import KeptOutLine, NodeLine, RunLine
 
@@ -32,15 +33,22 @@ _LENGTH = 4
 MAGIC = b"RLYP"
 """What every connection starts with, in both directions: it tells another protocol from ours at the first bytes."""
 
+_PROTOCOLS = {
+    "HTTP": (b"HTTP/", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI"),
+    "TLS": (b"\x16\x03",),
+    "a client of torch's TCPStore": (b"\x00\xce\xf7\x85\x3c",),
+    "SSH": (b"SSH-",),
+}
+
 T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
-    """Who connects.  A node names its run, its identity and which of its connections this is; an administrator names none.
+    """The first message.  A node names its run, its identity and the number of this connection; an administrator does not.
 
-    `process` is a token of the process that the node lives in: the server knows by it which nodes go when it goes.
-    `incarnation`, `epoch` and `claim_id` name the server that the node heard last (rule 17i).  `proof` shows that the
-    node knows the secret of the claim (rule 17j).
+    `process` is a token of the node's process: it tells the server which nodes go when it goes.  `incarnation`, `epoch`
+    and `claim_id` name the server that the node heard last (rule 17i).  `proof` shows that the node knows the secret of
+    the claim (rule 17j).
     """
 
     protocol: int
@@ -74,61 +82,58 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """A node that has connected and not joined yet asks whether the server is there; a pong answers."""
 
 
-class AskHeard(msgspec.Struct, frozen=True, tag="ask-heard"):
+class Numbered(msgspec.Struct, frozen=True):
+    """A question, or the answer that has its number."""
+
+    number: Count
+
+
+class AskHeard(Numbered, frozen=True, tag="ask-heard"):
     """Answer when all that this node said before has been taken, and is recorded where it must be (rule 17c)."""
 
-    number: Count
 
+class AskPeers(Numbered, frozen=True, tag="ask-peers"):
+    """Which members the world with this seal id has, from this rank on."""
 
-class AskPeers(msgspec.Struct, frozen=True, tag="ask-peers"):
-    """Who is in the world with this seal id, from this rank on."""
-
-    number: Count
     seal_id: Token
     start: Count = 0
 
 
-class AskRuns(msgspec.Struct, frozen=True, tag="ask-runs"):
+class AskRuns(Numbered, frozen=True, tag="ask-runs"):
     """Which runs there are."""
 
-    number: Count
 
-
-class AskStatus(msgspec.Struct, frozen=True, tag="ask-status"):
+class AskStatus(Numbered, frozen=True, tag="ask-status"):
     """Where a run stands."""
 
-    number: Count
     run_id: Token
 
 
-class AskClose(msgspec.Struct, frozen=True, tag="ask-close"):
+class AskClose(Numbered, frozen=True, tag="ask-close"):
     """Close a run for everybody."""
 
-    number: Count
     run_id: Token
     why: Text = ""
 
 
-class AskEvict(msgspec.Struct, frozen=True, tag="ask-evict", omit_defaults=True):
+class AskEvict(Numbered, frozen=True, tag="ask-evict", omit_defaults=True):
     """Give a node up, by its name or id, and keep it out for so long; None: the server decides."""
 
-    number: Count
     run_id: Token
     node: Text
     for_s: Seconds | None = None
     why: Why = ""
 
 
-class AskLift(msgspec.Struct, frozen=True, tag="ask-lift"):
+class AskLift(Numbered, frozen=True, tag="ask-lift"):
     """Let a node in again that was evicted, by its name or id."""
 
-    number: Count
     run_id: Token
     node: Text
 
 
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who serves a run (rule 17i): of which incarnation, by which claim; in doubt where that cannot be renewed (17e)."""
+    """The server of a run (rule 17i): its incarnation and claim; in doubt where the claim cannot be renewed (rule 17e)."""
 
     incarnation: Token = ""
     epoch: Round = 0
@@ -161,23 +166,21 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", omit_defaults=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", omit_defaults=True):
-    """I heard you.  It counts as a welcome: it says who serves."""
+    """I heard you.  It counts as a welcome: it names the server."""
 
     serving: Serving = Serving()
 
 
-class Peers(msgspec.Struct, frozen=True, tag="peers"):
+class Peers(Numbered, frozen=True, tag="peers"):
     """A page of a roster."""
 
-    number: Count
     total: Count
     page: tuple[Peer, ...]
 
 
-class Status(msgspec.Struct, frozen=True, tag="status", omit_defaults=True):
-    """Where a run stands: at most a page of its nodes, and how many there are; at most a page of who is kept out."""
+class Status(Numbered, frozen=True, tag="status", omit_defaults=True):
+    """Where a run stands: at most a page of its nodes, and how many there are; at most a page of those kept out."""
 
-    number: Count
     run: RunLine | None = None
     bounds: str = ""
     nodes: tuple[NodeLine, ...] = ()
@@ -185,18 +188,16 @@ class Status(msgspec.Struct, frozen=True, tag="status", omit_defaults=True):
     kept_out: tuple[KeptOutLine, ...] = ()
 
 
-class Runs(msgspec.Struct, frozen=True, tag="runs"):
+class Runs(Numbered, frozen=True, tag="runs"):
     """All runs of a server, a page of them."""
 
-    number: Count
     total: Count
     runs: tuple[RunLine, ...]
 
 
-class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
+class Done(Numbered, frozen=True, tag="done", omit_defaults=True):
     """What was asked for was done, or was not; what there is to say of it, and the name of the reason if it has one."""
 
-    number: Count
     done: bool
     why: Text = ""
     reason: Token = ""
@@ -204,22 +205,8 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
 
 Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict | AskLift
 Answer = Peers | Runs | Status | Done
-FromNode = Hello | Proof | Ping | Joined | Announced | Left | CloseAsked | Ask
-FromServer = (
-    Challenge
-    | Welcome
-    | Goodbye
-    | Pong
-    | Placed
-    | Broken
-    | WaitingCount
-    | KeepWaiting
-    | StandBy
-    | Refused
-    | RunClosed
-    | Fenced
-    | Answer
-)
+FromNode = Hello | Proof | Ping | NodeMessage | Ask
+FromServer = Challenge | Welcome | Goodbye | Pong | NodeNotice | Answer
 
 _ENCODER = msgspec.json.Encoder()
 FROM_NODE: msgspec.json.Decoder[FromNode] = msgspec.json.Decoder(FromNode)
@@ -304,12 +291,5 @@ def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def what_is(data: bytes | bytearray) -> str:
     """What the first bytes of a stranger look like, in words."""
     start = bytes(data[:8])
-    if start.startswith((b"HTTP/", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")):
-        return "it looks like HTTP"
-    if start.startswith(b"\x16\x03"):
-        return "it looks like TLS"
-    if start.startswith(b"\x00\xce\xf7\x85\x3c"):
-        return "it looks like a client of torch's TCPStore"
-    if start.startswith(b"SSH-"):
-        return "it looks like SSH"
-    return f"it starts with {start!r}"
+    known = next((name for name, openings in _PROTOCOLS.items() if start.startswith(openings)), None)
+    return f"it starts with {start!r}" if known is None else f"it looks like {known}"

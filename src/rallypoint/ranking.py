@@ -1,4 +1,4 @@
-"""Rank policies (rule 5): who gets which rank when a world is sealed.
+"""Rank policies (rule 5): which node gets which rank when a world is sealed.
 
 A policy is a function from candidates to a `Ranking`; pass your own to the transition under a name of its own and let
 `Settings.rank_policy` name it.
@@ -31,6 +31,7 @@ class Ranking(msgspec.Struct, frozen=True):
 
 
 RankPolicy = Callable[[Sequence[Candidate]], Ranking]
+Policies = Mapping[str, RankPolicy]
 
 _DIGITS = re.compile(r"(\d+)")
 NaturalKey = tuple[tuple[bool, int, str], ...]
@@ -42,13 +43,13 @@ def natural(name: str) -> NaturalKey:
 
 
 def by_nature(candidate: Candidate) -> tuple[list[NaturalKey], NaturalKey, int]:
-    """The order of those who have neither a rank to keep nor a wish: topology, then host name, then arrival."""
+    """The order of nodes without a rank to keep or a wanted one: topology, then host name, then arrival."""
     node = candidate.node
     return [natural(part) for part in node.topology.split("/")], natural(node.name), candidate.arrival
 
 
 def sticky(candidates: Sequence[Candidate]) -> Ranking:
-    """Who stays keeps its rank, rank 0 goes to a survivor, then wishes, then topology, name and arrival fill the gaps."""
+    """A survivor keeps its rank, rank 0 goes to one, then hints, then topology, name and arrival fill the gaps."""
     size = len(candidates)
     survivors = {c.old_rank: c for c in candidates if c.old_rank is not None}
     taken = {old_rank: c for old_rank, c in survivors.items() if old_rank < size}
@@ -68,7 +69,7 @@ def arrival(candidates: Sequence[Candidate]) -> Ranking:
 
 
 def _fill(taken: dict[int, Candidate], rest: Sequence[Candidate], size: int) -> Ranking:
-    """Give the free ranks to the rest: first by wish, then by nature."""
+    """Give the free ranks to the rest: first as wanted, then by nature."""
     remarks: dict[str, str] = {}
     unsettled: list[Candidate] = []
     for candidate in sorted(rest, key=lambda c: c.arrival):
@@ -77,11 +78,8 @@ def _fill(taken: dict[int, Candidate], rest: Sequence[Candidate], size: int) -> 
             taken[wanted] = candidate
             continue
         if wanted is not None:
-            remarks[candidate.node.id] = (
-                f"rank {wanted} was wanted, but {taken[wanted].node.name} has it"
-                if wanted < size
-                else f"rank {wanted} was wanted, but the world has only {size} nodes"
-            )
+            why = f"{taken[wanted].node.name} has it" if wanted < size else f"the world has only {size} nodes"
+            remarks[candidate.node.id] = f"rank {wanted} was wanted, but {why}"
         unsettled.append(candidate)
     free = [rank for rank in range(size) if rank not in taken]
     taken.update(zip(free, sorted(unsettled, key=by_nature), strict=True))
@@ -89,10 +87,10 @@ def _fill(taken: dict[int, Candidate], rest: Sequence[Candidate], size: int) -> 
 
 
 STICKY = "sticky"
-POLICIES: Mapping[str, RankPolicy] = {STICKY: sticky, "arrival": arrival}
+POLICIES: Policies = {STICKY: sticky, "arrival": arrival}
 
 
-def rank(policies: Mapping[str, RankPolicy], name: str, candidates: Sequence[Candidate]) -> Ranking:
+def rank(policies: Policies, name: str, candidates: Sequence[Candidate]) -> Ranking:
     """Ask the named policy; what it answers must be the candidates, each once."""
     if name not in policies:
         raise RendezvousError(f"there is no rank policy {name!r}; there are {', '.join(sorted(policies))}")

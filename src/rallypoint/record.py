@@ -1,7 +1,8 @@
 """The record of a run (rules 14, 17): what a register or a state file holds, before anybody hears of it (rule 17c).
 
-One format for both.  It has a version, bounds on every part, and a fresh id with each write, so that a lost answer can
-be looked up.  A register's record has a claim, which names the process that serves; a state file's has none.
+One format for both: versioned JSON with bounds on every part.  Unknown fields are skipped, so that a newer release may add
+some.  Each write has a fresh id, so that a lost answer can be looked up.  A register's record has a claim, which names the
+process that serves; a state file's has none.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rallypoint import codec
 from rallypoint.core import recovery
 from rallypoint.core.changes import change
-from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, RecordedWorld, Run, rank_bitmap
-from rallypoint.messages.types import Bounds, Count, Ending, Name, Round, Settings, Text, Token
+from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, Run
+from rallypoint.errors import RendezvousStateError
+from rallypoint.messages import types
+from rallypoint.messages.types import Bounds, Count, Ending, Name, RecordedWorld, Round, Settings, Text, Token
 
+VERSION = 1
 LIMIT = 512 * 1024
 """A record of a million finished ranks has a third of this."""
 SHORTEST_REST_S, LONGEST_REST_S = 1.0, 120.0
@@ -76,36 +79,47 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"a world of {self.world.size} is recorded where {self.bounds.max} are the most")
 
 
-_RECORDS = msgspec.json.Decoder(Record)
+class _Envelope(msgspec.Struct):
+    """What every version has: a number, and something that only that version can read."""
+
+    v: int
+    body: msgspec.Raw
+
+
+_ENVELOPES, _RECORDS = msgspec.json.Decoder(_Envelope), msgspec.json.Decoder(Record)
+_SHARED = ("run_id", "incarnation", "round", "bounds", "settings", "last")
+"""What a run and its record have alike."""
 
 
 def encode(record: Record) -> bytes:
     """A record as versioned JSON."""
-    return codec.wrap(record)
+    return msgspec.json.encode({"v": VERSION, "body": record})
 
 
 def decode(data: bytes) -> Record:
-    """A record from bytes; a `RendezvousStateError` says what is wrong with what is no record."""
-    return codec.unwrap(data, _RECORDS, "record", LIMIT, _ADVICE)
+    """A record from bytes; a `RendezvousStateError` says what is wrong with what is no record (rule 15)."""
+    if len(data) > LIMIT:
+        raise RendezvousStateError(f"the record has {len(data)} bytes, more than the {LIMIT} that are allowed")
+    try:
+        envelope = _ENVELOPES.decode(data)
+        if envelope.v == VERSION:
+            return _RECORDS.decode(envelope.body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as exc:
+        pickled = "it is a pickle, which is never loaded; a torch job may be using the same name"
+        told = pickled if data[:1] == b"\x80" else str(exc) or type(exc).__name__
+        raise RendezvousStateError(f"the record cannot be read: {told}{_ADVICE}") from exc
+    raise RendezvousStateError(
+        f"the record is of version {envelope.v}, and this Rallypoint reads version {VERSION}: "
+        f"run the same release on every node"
+    )
 
 
 def of(run: Run, *, epoch: int, write_id: str, claim: Claim | None = None, handing_over: bool = False) -> Record:
-    """The record of a run as it is now; who hands over also says whether the world is broken (rule 17g)."""
-    closing = run.closing
-    incarnation, world = _world_of(run, handing_over=handing_over)
-    return Record(
-        run_id=run.run_id,
-        incarnation=incarnation,
-        epoch=epoch,
-        round=run.round,
-        write_id=write_id,
-        bounds=run.bounds,
-        settings=run.settings,
-        claim=claim,
-        world=world,
-        closing=None if closing is None else RecordedEnding(closing.ending, closing.why),
-        last=run.last,
-    )
+    """The record of a run as it is now; a server that hands over also says whether the world is broken (rule 17g)."""
+    shared = {field: getattr(run, field) for field in _SHARED}
+    shared["incarnation"], world = _world_of(run, handing_over=handing_over)
+    closing = None if run.closing is None else RecordedEnding(run.closing.ending, run.closing.why)
+    return Record(epoch=epoch, write_id=write_id, claim=claim, world=world, closing=closing, **shared)
 
 
 def _world_of(run: Run, *, handing_over: bool) -> tuple[str, RecordedWorld | None]:
@@ -116,36 +130,20 @@ def _world_of(run: Run, *, handing_over: bool) -> tuple[str, RecordedWorld | Non
         return run.incarnation, None
     broken = handing_over and run.current is None
     ranks = [rank for node_id in run.finished if (rank := run.ranks.get(node_id)) is not None]
-    return run.incarnation, RecordedWorld(
-        world.round,
-        world.seal_id,
-        world.size,
-        rank_bitmap(ranks),
-        len(run.finished) - len(ranks),
-        broken,
-        rank_bitmap(rank for node_id, rank in run.ranks.items() if broken and not _is_here(run, node_id)),
-    )
-
-
-def _is_here(run: Run, node_id: str) -> bool:
-    """Whether a member of the world has not left it, or has finished."""
-    return node_id in run.active or node_id in run.returned or node_id in run.finished
+    finished, before = types.rank_bitmap(ranks), len(run.finished) - len(ranks)
+    here = (run.active, run.returned, run.finished)
+    left = (rank for i, rank in run.ranks.items() if broken and not any(i in table for table in here))
+    gone = types.rank_bitmap(left)
+    return run.incarnation, RecordedWorld(world.round, world.seal_id, world.size, finished, before, broken, gone)
 
 
 def restored(record: Record, now: float, hold_s: float, predecessor: Predecessor | None = None) -> Run:
     """The run as a server knows it that has just started with this record, and nothing else (rule 17f).
 
-    A closed incarnation stays closed; without a world nothing is awaited; otherwise the ranks of the recorded world have
-    `hold_s` to speak up, and those of the process that served before only until the predecessor's own time.
+    Without a world nothing is awaited; otherwise its ranks have `hold_s` to announce themselves, and those of the process
+    that served before only until the predecessor's own time.
     """
-    run = Run(
-        run_id=record.run_id,
-        incarnation=record.incarnation,
-        bounds=record.bounds,
-        settings=record.settings,
-        round=record.round,
-        last=record.last,
-    )
+    run = Run(**{field: getattr(record, field) for field in _SHARED})
     if record.closing is not None:
         return change(run, phase=Phase.CLOSED, closing=Closing(record.closing.ending, record.closing.why, now))
     if record.world is None:

@@ -1,4 +1,4 @@
-"""What the recorder is told of a run, whoever hosts it."""
+"""What the recorder is told of a run, wherever it is hosted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rallypoint import events
 from rallypoint.core.events import Lost
-from rallypoint.core.model import Phase, Run, find_waiter
+from rallypoint.core.model import Phase, Run, takes_part
 from rallypoint.messages.requests import Left
 from rallypoint.messages.types import Reason
 
@@ -23,16 +23,8 @@ def tell(before: Run, after: Run, why: str, losses: Sequence[Lost] = (), leave: 
     if before.current is not None and (after.current is None or after.current.seal_id != before.current.seal_id):
         events.record("broken", run_id, why, round=before.current.round, seal_id=before.current.seal_id)
     if world is not None and after.current is world and (before.world is None or before.world.seal_id != world.seal_id):
-        members = [node.id for node in world.members]
-        events.record(
-            "sealed",
-            run_id,
-            why,
-            round=world.round,
-            seal_id=world.seal_id,
-            incarnation=world.incarnation,
-            members=members,
-        )
+        named = {"round": world.round, "seal_id": world.seal_id, "incarnation": world.incarnation}
+        events.record("sealed", run_id, why, **named, members=[node.id for node in world.members])
     if len(after.finished) > len(before.finished):
         events.record("finished", run_id, why)
     if after.phase is Phase.CLOSED and before.phase is not Phase.CLOSED and after.closing is not None:
@@ -40,8 +32,7 @@ def tell(before: Run, after: Run, why: str, losses: Sequence[Lost] = (), leave: 
 
 
 def _takes_part(run: Run, node_id: str) -> bool:
-    """Whether a node that is gone was awaited by anybody; who was told that the run is closed just hangs up."""
-    if run.phase is Phase.CLOSED:
-        return False
-    claimed = run.phase is Phase.RECOVERING and node_id in run.ranks
-    return claimed or node_id in run.active or find_waiter(run, node_id) is not None
+    """Whether a node that is gone was awaited; a node that was told that the run is closed just hangs up."""
+    return run.phase is not Phase.CLOSED and (
+        (run.phase is Phase.RECOVERING and node_id in run.ranks) or takes_part(run, node_id)
+    )

@@ -48,14 +48,6 @@ class RunLine(msgspec.Struct, frozen=True):
     wait_left_s: float | None = None
 
 
-class RunReport(msgspec.Struct, frozen=True):
-    """One run with its nodes, of whom there may be more than are listed."""
-
-    run: RunLine
-    bounds: str
-    nodes: tuple[NodeLine, ...]
-
-
 def line_of(run: Run, now: float) -> RunLine:
     """A run in a line."""
     ending = run.closing.ending.value if run.closing is not None else ""
@@ -67,42 +59,34 @@ def line_of(run: Run, now: float) -> RunLine:
 
 
 def nodes_of(run: Run) -> Iterator[NodeLine]:
-    """Everybody in a run: members by rank, then those who wait, then those who have finished."""
+    """All nodes in a run: members by rank, then those that wait, then those that have finished."""
     members = run.world.members if run.world is not None else ()
     holding = "holds its world" if run.current is not None else "awaited back"
     for rank in sorted(run.active.values()):
-        node = members[rank]
-        yield NodeLine(node.name, node.id, holding, rank, node.address)
-    tables = {"waiting": (run.returned, run.queue), "kept out": (run.paused,), "standing by": (run.spares,)}
-    for standing, group in tables.items():
-        for table in group:
-            for waiter in table.values():
-                yield NodeLine(waiter.node.name, waiter.node.id, standing, None, waiter.node.address)
+        yield NodeLine(members[rank].name, members[rank].id, holding, rank, members[rank].address)
+    for standing, table in zip(("waiting", "waiting", "kept out", "standing by"), run.waiting, strict=True):
+        for waiter in table.values():
+            yield NodeLine(waiter.node.name, waiter.node.id, standing, None, waiter.node.address)
     for node_id in run.finished:
         yield NodeLine(node_id.partition(".")[0], node_id, "finished")
 
 
 def kept_out_of(run: Run, now: float) -> Iterator[KeptOutLine]:
-    """Everybody whom an administrator keeps out of a run."""
-    for eviction in kept_out(run, now):
-        node = eviction.node
-        yield KeptOutLine(node.name, node.id, eviction.until - now, node.address, eviction.why)
+    """All nodes that an administrator keeps out of a run."""
+    for out in kept_out(run, now):
+        yield KeptOutLine(out.node.name, out.node.id, out.until - now, out.node.address, out.why)
 
 
 def node_to_evict(run: Run, name: str, now: float) -> Node | None:
     """The node with this id or name, the newest where several have the name; None where there is none.
 
-    One that is kept out already can be evicted once more, where no other has the name.  `RendezvousError` where it has
-    finished: there is nobody left who could be evicted.
+    A node that is kept out already can be evicted once more, where no other has the name; one that has finished cannot.
     """
     named = [node.id for node in nodes_of(run) if name in (node.id, node.name)]
     here = [node for node_id in named if node_id not in run.finished and (node := find_node(run, node_id)) is not None]
     here = here or [eviction.node for eviction in kept_out(run, now) if name in (eviction.node.id, eviction.node.name)]
     if named and not here:
-        raise has_finished(run.run_id, name)
+        raise RendezvousError(
+            f"node {name!r} of run {run.run_id!r} has finished or left already: there is nobody to evict"
+        )
     return here[-1] if here else None
-
-
-def has_finished(run_id: str, name: str) -> RendezvousError:
-    """For who would evict a node that is done."""
-    return RendezvousError(f"node {name!r} of run {run_id!r} has finished or left already: there is nobody to evict")

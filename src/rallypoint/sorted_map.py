@@ -10,6 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
@@ -18,32 +20,27 @@ WIDTH = 32
 SPARSE = WIDTH // 4
 
 
-class _TreeNode:
+class _TreeNode(msgspec.Struct):
     """A leaf (keys and their values) or a branch (the lowest key of each child, and the children)."""
 
-    __slots__ = ("items", "keys", "leaf")
-
-    def __init__(self, leaf: bool, keys: tuple[Any, ...], items: tuple[Any, ...]) -> None:
-        self.leaf = leaf
-        self.keys = keys
-        self.items = items
+    leaf: bool
+    keys: tuple[Any, ...]
+    items: tuple[Any, ...]
 
     def split(self) -> list[_TreeNode]:
         if len(self.keys) <= WIDTH:
             return [self]
         half = len(self.keys) // 2
-        return [
-            _TreeNode(self.leaf, self.keys[:half], self.items[:half]),
-            _TreeNode(self.leaf, self.keys[half:], self.items[half:]),
-        ]
+        return [_TreeNode(self.leaf, self.keys[part], self.items[part]) for part in (slice(half), slice(half, None))]
 
     def splice(self, start: int, stop: int, parts: list[_TreeNode]) -> _TreeNode:
         """This branch with the children from start to stop replaced by others."""
-        return _TreeNode(
-            False,
-            self.keys[:start] + tuple(part.keys[0] for part in parts) + self.keys[stop:],
-            self.items[:start] + tuple(parts) + self.items[stop:],
-        )
+        keys = self.keys[:start] + tuple(part.keys[0] for part in parts) + self.keys[stop:]
+        return _TreeNode(False, keys, self.items[:start] + tuple(parts) + self.items[stop:])
+
+
+def _branch(children: list[_TreeNode]) -> _TreeNode:
+    return _TreeNode(False, tuple(child.keys[0] for child in children), tuple(children))
 
 
 _EMPTY = _TreeNode(True, (), ())
@@ -68,10 +65,7 @@ class SortedMap(Generic[K, V]):
             for i in range(0, size, WIDTH)
         ]
         while len(nodes) > 1:
-            nodes = [
-                _TreeNode(False, tuple(n.keys[0] for n in nodes[i : i + WIDTH]), tuple(nodes[i : i + WIDTH]))
-                for i in range(0, len(nodes), WIDTH)
-            ]
+            nodes = [_branch(nodes[i : i + WIDTH]) for i in range(0, len(nodes), WIDTH)]
         return SortedMap(nodes[0] if nodes else _EMPTY, size)
 
     def __len__(self) -> int:
@@ -123,8 +117,7 @@ class SortedMap(Generic[K, V]):
     def set(self, key: K, value: V) -> SortedMap[K, V]:
         """This table with the key set to the value."""
         parts, grew = _put(self._root, key, value)
-        root = parts[0] if len(parts) == 1 else _TreeNode(False, tuple(part.keys[0] for part in parts), tuple(parts))
-        return SortedMap(root, self._size + grew)
+        return SortedMap(parts[0] if len(parts) == 1 else _branch(parts), self._size + grew)
 
     def without(self, key: K) -> SortedMap[K, V]:
         """This table without the key; itself where the key is not there."""
@@ -140,9 +133,7 @@ class SortedMap(Generic[K, V]):
         while not node.leaf:
             node = node.items[max(bisect_right(node.keys, key) - 1, 0)]
         i = bisect_left(node.keys, key)
-        if i < len(node.keys) and node.keys[i] == key:
-            return (node.items[i],)
-        return None
+        return (node.items[i],) if i < len(node.keys) and node.keys[i] == key else None
 
 
 def _put(node: _TreeNode, key: Any, value: Any) -> tuple[list[_TreeNode], bool]:

@@ -46,8 +46,7 @@ def duration(total: float) -> str:
     days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
     first = next((i for i, (count, _) in enumerate(parts) if count), len(parts) - 1)
-    shown = [f"{count} {unit}" for count, unit in parts[first : first + 2] if count or unit == parts[first][1]]
-    return " ".join(shown)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count or unit == parts[first][1])
 
 
 def names(some: Iterable[str], count: int) -> str:

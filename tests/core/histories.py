@@ -16,10 +16,9 @@ from rallypoint import record
 from rallypoint.client import view as views
 from rallypoint.client.view import State, View
 from rallypoint.core import recovery, transition
-from rallypoint.core.changes import Step
+from rallypoint.core.changes import Step, spell_out
 from rallypoint.core.events import Event, Lost, TimePassed
 from rallypoint.core.model import Run
-from rallypoint.core.notices import spell_out
 from rallypoint.messages.requests import CloseAsked, NodeMessage
 from rallypoint.messages.types import Bounds, Ending, Node, OnGiveUp, Reason, Role, Settings
 

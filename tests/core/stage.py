@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rallypoint.core import transition
-from rallypoint.core.changes import Step
+from rallypoint.core.changes import Step, spell_out
 from rallypoint.core.events import Event, Lost, TimePassed
 from rallypoint.core.model import Phase, Run, World
-from rallypoint.core.notices import spell_out
 from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Seat, Standing
 from rallypoint.messages.types import Bounds, Node, Reason, Settings

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from rallypoint import protocol
+from rallypoint.core.changes import spell_out
 from rallypoint.core.model import Phase
-from rallypoint.core.notices import spell_out
 from rallypoint.messages.notices import Fenced, Refused, RunClosed
 from rallypoint.messages.requests import Seat, Standing
 from rallypoint.messages.types import Ending, Reason, Role, Settings

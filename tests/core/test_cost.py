@@ -20,9 +20,9 @@ from rallypoint import record
 from rallypoint.core import recovery, transition
 from rallypoint.core.changes import change
 from rallypoint.core.events import Event, Lost, TimePassed
-from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, Run, WaitingNode, rank_bitmap
+from rallypoint.core.model import HeardRank, Phase, Predecessor, Run, WaitingNode
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Seat, Standing
-from rallypoint.messages.types import Bounds, Node, Reason, Settings
+from rallypoint.messages.types import Bounds, Node, Reason, RecordedWorld, Settings, rank_bitmap
 from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
 from rallypoint.server.run_state import RunState
@@ -90,7 +90,7 @@ def recovering(count: int) -> Run:
     """Half of a world of so many has spoken to a server that has just started."""
     first = transition.step(recovery.blank("run", NOW, NOW, 7.0), claim(count, 0), NOW, "mint").run
     spoken = range(0, count, 2)
-    heard = SortedMap.build((i, HeardRank(node(i), "old", 3, "s3", count, holds=True)) for i in spoken)
+    heard = SortedMap.build((i, HeardRank(node(i), holds=True)) for i in spoken)
     return sound(change(first, heard=heard, ranks=SortedMap.build((node(i).id, i) for i in spoken)))
 
 
@@ -111,7 +111,7 @@ def taking_over(count: int) -> Run:
     )
     run = record.restored(written, NOW, 7.0, Predecessor("s3", (1, 5), NOW))
     spoken = range(0, count, 2)
-    heard = {i: HeardRank(node(i), "old", 3, "s3", count, holds=True) for i in spoken}
+    heard = {i: HeardRank(node(i), holds=True) for i in spoken}
     known = SortedMap.build([*run.heard.items(), *heard.items()])
     return sound(change(run, heard=known, ranks=SortedMap.build((node(i).id, i) for i in spoken)))
 

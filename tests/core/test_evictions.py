@@ -6,9 +6,9 @@ import pytest
 
 from rallypoint import wording
 from rallypoint.core import evictions, explain, transition
+from rallypoint.core.changes import spell_out
 from rallypoint.core.events import Evicted, EvictionLifted
 from rallypoint.core.model import Phase, Run, find_node, kept_out
-from rallypoint.core.notices import spell_out
 from rallypoint.messages.notices import Fenced, KeepWaiting, Placed, RunClosed
 from rallypoint.messages.requests import Standing
 from rallypoint.messages.types import Ending, Node, Reason, Role

@@ -16,21 +16,12 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from rallypoint import codec, record
+from rallypoint import record
 from rallypoint.core import recovery
-from rallypoint.core.model import (
-    Closing,
-    EndedIncarnation,
-    Phase,
-    Predecessor,
-    RecordedWorld,
-    Run,
-    rank_bitmap,
-    ranks_of,
-)
+from rallypoint.core.model import Closing, EndedIncarnation, Phase, Predecessor, Run
 from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.requests import Standing
-from rallypoint.messages.types import Bounds, Ending, Reason, Settings
+from rallypoint.messages.types import Bounds, Ending, Reason, RecordedWorld, Settings, rank_bitmap, ranks_of
 from rallypoint.record import Claim, Record, RecordedEnding
 from tests.core.histories import History, histories
 from tests.core.stage import Stage, sealed
@@ -68,7 +59,7 @@ def test_a_record_is_read_as_it_was_written(each: Record) -> None:
 
 def test_a_record_is_versioned_json_and_what_is_not_there_takes_no_room() -> None:
     assert json.loads(record.encode(LEAST)) == {
-        "v": codec.VERSION,
+        "v": record.VERSION,
         "body": {
             "run_id": "run",
             "incarnation": "",

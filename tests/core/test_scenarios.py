@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.core import changes, phases
-from rallypoint.core.model import Phase, Run
+from rallypoint.core import changes
+from rallypoint.core.model import PHASE_CHANGES, Phase, Run
 from simulation import scenario
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -54,7 +54,7 @@ def test_the_scenarios_take_every_way_between_phases(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(f"rallypoint.core.{name}.found", seen_found)
     for file in FILES:
         scenario.play(scenario.parse(file.read_text(encoding="utf-8")))
-    assert set(phases.PHASE_CHANGES) - taken == set()
+    assert set(PHASE_CHANGES) - taken == set()
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from rallypoint.client import view as views
 from rallypoint.client.view import State, View
 from rallypoint.core import recovery, transition
 from rallypoint.core.changes import Durability
-from rallypoint.core.model import EndedIncarnation, Phase, Predecessor, RecordedWorld, Run, rank_bitmap
+from rallypoint.core.model import EndedIncarnation, Phase, Predecessor, Run
 from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
 from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage, Seat, Standing
-from rallypoint.messages.types import Bounds, Ending, Reason, Role, Settings
+from rallypoint.messages.types import Bounds, Ending, Reason, RecordedWorld, Role, Settings, rank_bitmap
 from rallypoint.record import Claim, Record, RecordedEnding
 from tests.core.histories import KEEPING, History, histories
 from tests.core.stage import Stage, member

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.model import RecordedWorld, rank_bitmap
-from rallypoint.messages.types import Bounds, Ending
+from rallypoint.messages.types import Bounds, Ending, RecordedWorld, rank_bitmap
 from rallypoint.record import Claim, Record, RecordedEnding
 from tests.etcd_client.stage import etcd
 from tests.etcd_v3.crowd import Crowd, play

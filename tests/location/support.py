@@ -10,14 +10,14 @@ import msgspec
 from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.core.model import RecordedWorld, Run
+from rallypoint.core.model import Run
 from rallypoint.location.actions import Action, Bind, ReadRecord, Serve, WriteRecord
 from rallypoint.location.claiming import Claimant
 from rallypoint.location.election import Election
 from rallypoint.location.held_claim import HeldClaim
 from rallypoint.location.register import Entry
 from rallypoint.location.registers.memory import MemoryRegister
-from rallypoint.messages.types import Bounds, Node, Settings
+from rallypoint.messages.types import Bounds, Node, RecordedWorld, Settings
 from rallypoint.record import Claim, Record, decode, encode, restored
 from rallypoint.server.clock import LOOK_S
 from rallypoint.server.coordinator import Coordinator

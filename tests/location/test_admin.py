@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rallypoint.client.admin_client import AdminClient, NotDoneError
-from rallypoint.core.model import EndedIncarnation, RecordedWorld, rank_bitmap
+from rallypoint.core.model import EndedIncarnation
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.location.register_admin import RegisterAdminClient
-from rallypoint.messages.types import Ending
+from rallypoint.messages.types import Ending, RecordedWorld, rank_bitmap
 from rallypoint.protocol import PAGE_SIZE, Status
 from rallypoint.record import Record, RecordedEnding, encode
 from rallypoint.report import RunLine

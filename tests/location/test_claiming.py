@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.model import EndedIncarnation, RecordedWorld, rank_bitmap
+from rallypoint.core.model import EndedIncarnation
 from rallypoint.location.claiming import Claimant, claim_record, delay_s, patience_s
-from rallypoint.messages.types import Bounds, Ending, Settings
+from rallypoint.messages.types import Bounds, Ending, RecordedWorld, Settings, rank_bitmap
 from rallypoint.record import Record, RecordedEnding
 from tests.location.support import WORLD, a_claim, a_record
 

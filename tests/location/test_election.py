@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rallypoint.core.model import EndedIncarnation, Phase, Predecessor, RecordedWorld, rank_bitmap
+from rallypoint.core.model import EndedIncarnation, Phase, Predecessor
 from rallypoint.location.actions import Bind, Connect, Ended, Listen, ReadRecord, Serve, Stop, Unbind, WriteRecord
-from rallypoint.messages.types import Ending
+from rallypoint.messages.types import Ending, RecordedWorld, rank_bitmap
 from rallypoint.record import Claim, Record, RecordedEnding, decode
 from tests.location.support import REST_S, SETTINGS, START, WORLD, Process, ScriptedRegister, a_claim, a_record
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rallypoint.core.model import EndedIncarnation, Run, rank_bitmap
+from rallypoint.core.model import EndedIncarnation, Run
 from rallypoint.location.actions import (
     ClaimedAgain,
     Connect,
@@ -19,7 +19,7 @@ from rallypoint.location.actions import (
     Stop,
     WriteRecord,
 )
-from rallypoint.messages.types import Ending, Reason
+from rallypoint.messages.types import Ending, Reason, rank_bitmap
 from rallypoint.record import Record
 from tests.core.stage import Stage
 from tests.location.support import REST_S, START, WORLD, Process, ScriptedRegister, a_claim, a_record, elected

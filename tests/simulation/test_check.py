@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rallypoint.core.changes import change
-from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, Run, WaitingNode
-from rallypoint.messages.types import Bounds, Role
+from rallypoint.core.model import HeardRank, Phase, Predecessor, Run, WaitingNode
+from rallypoint.messages.types import Bounds, RecordedWorld, Role
 from rallypoint.sorted_map import SortedMap
 from simulation.check import complaints
 from tests.core.stage import Stage, member, sealed
@@ -30,7 +30,7 @@ def test_the_pauses_are_those_of_the_paused_nodes() -> None:
 
 
 def test_ranks_that_were_heard_belong_to_recovery() -> None:
-    heard = HeardRank(member("a"), "inc", 1, "s1", 2, holds=True)
+    heard = HeardRank(member("a"), holds=True)
     assert list(complaints(change(sealed(2).run, heard=SortedMap.build([(0, heard)])))) == [
         "ranks that were heard belong to recovery, not to sealed"
     ]

@@ -52,13 +52,13 @@ MUTANTS = [
     Mutant(
         "no fencing: who was given up never learns it",
         "core/joining.py",
-        "tell(node.id, Fenced(seat.seal_id, why)), why)",
-        "(), why)",
+        "return fence(run, node, seat)",
+        "return Step(run)",
     ),
     Mutant(
         "no fencing: an announcement of a lost world is let pass",
         "core/transition.py",
-        "return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)\n    if world.seal_id",
+        "return joining.fence(run, node, seat)\n    if world.seal_id",
         "return Step(run)\n    if world.seal_id",
     ),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "closed is not sticky: a node's word for it is ignored",
         "core/transition.py",
-        "    if run.phase is Phase.RECOVERING:\n        return recovery.closed_before(run, said, now, mint)",
+        "    if run.phase is Phase.RECOVERING:\n        return recovery.closed_before(run, said, now)",
         "    if run.phase is Phase.RECOVERING:\n        return Step(run)",
     ),
     Mutant(
@@ -204,7 +204,7 @@ MUTANTS = [
     Mutant(
         "the end of an incarnation is told before it is recorded",
         "core/recovery.py",
-        "return msgspec.structs.replace(anew, durability=Durability.SEAL_OR_CLOSE)",
+        "return replace(anew, durability=Durability.SEAL_OR_CLOSE)",
         "return anew",
     ),
     Mutant(

@@ -55,9 +55,8 @@ def test_a_failing_seed_is_named_with_the_command_that_shows_it(
 
 def _promise_a_newcomer(run: object, now: float) -> object:
     """A transition gone wrong: members always hear that somebody waits."""
-    from rallypoint.core.changes import Step, change
+    from rallypoint.core.changes import Notice, Step, change
     from rallypoint.core.model import Run
-    from rallypoint.core.notices import Notice
     from rallypoint.messages.notices import WaitingCount
 
     assert isinstance(run, Run)

@@ -105,7 +105,7 @@ class Session:
 
     def is_stale(self, now: float) -> bool:
         """Whether the server has been silent for so long that this connection is to be given up."""
-        return self.connected and now - self.heard_at > heartbeats.patience_s(self.view.settings)
+        return self.connected and now - self.heard_at > self.view.settings.heartbeat_timeout_s
 
     # What the node does -------------------------------------------------------------------------------------------
 

@@ -1,8 +1,4 @@
-"""What can happen to a run: everything that the transition takes.
-
-A `NodeMessage` comes from a node; `Lost` and `TimePassed` come from the server itself, `Evicted` and `EvictionLifted` from an
-administrator.
-"""
+"""What can happen to a run: what a node says, what the server itself finds, and what an administrator does."""
 
 from __future__ import annotations
 

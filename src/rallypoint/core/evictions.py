@@ -1,9 +1,7 @@
 """Evictions (rule 9a): an administrator gives a node up, and it stays out for a while.
 
-What is kept out is a machine, as far as a run can tell one: whoever comes under the evicted node's name from its address,
-be it the same process under a new identity or a new process.  Nodes of that name that are in the run already stay in it.
-A node that is kept out stands in no table of the run: it counts nowhere, and each of its heartbeats is answered with the
-sentence that says why, and for how long.  The first one after the eviction has ended is a join like any other.
+A run keeps out any node that comes under the evicted node's name from its address.  Such a node is in no table of the run;
+each of its heartbeats is answered with the reason, and the first one after the eviction has ended is a join.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from rallypoint.core import explain
-from rallypoint.core.changes import Step, change, tell
-from rallypoint.core.model import Eviction, Phase, Run, find_waiter, kept_out
-from rallypoint.core.notices import Notice
+from rallypoint.core.changes import Notice, Step, change, tell
+from rallypoint.core.model import Eviction, Phase, Run, kept_out, takes_part
 from rallypoint.messages.notices import Fenced, KeepWaiting
 from rallypoint.messages.requests import Announced, Joined, Standing
 from rallypoint.messages.types import Node
@@ -21,9 +18,6 @@ from rallypoint.messages.types import Node
 FIRST_S = 30.0
 """How long the first eviction of a node lasts where nobody says how long; each further one lasts twice as long."""
 LONGEST_S = 3600.0
-
-_ASKING = (Standing.WAITING, Standing.SPARE)
-_TAKING_PART = (*_ASKING, Standing.HOLDS, Standing.BROKEN)
 
 
 def lasts_s(run: Run, node: Node) -> float:
@@ -42,20 +36,16 @@ def note(run: Run, node: Node, for_s: float, why: str, now: float) -> tuple[Run,
 def lift(run: Run, name: str, now: float) -> Step:
     """Let a node in again, by its name or id: its evictions are forgotten."""
     lifted = [eviction.node for eviction in kept_out(run, now) if name in (eviction.node.name, eviction.node.id)]
-    if not lifted:
-        return Step(run)
-    left = run.evictions
     for node in lifted:
-        left = left.without(_key(node))
-    return Step(_ending(change(run, evictions=left), now), (), f"an administrator lets {lifted[0].name} in again")
+        run = change(run, evictions=run.evictions.without(_key(node)))
+    return Step(_ending(run, now), (), f"an administrator lets {lifted[0].name} in again") if lifted else Step(run)
 
 
-def notice(run: Run, eviction: Eviction, now: float, *, in_world: bool) -> tuple[Notice, ...]:
+def notice(run: Run, eviction: Eviction, now: float) -> tuple[Notice, ...]:
     """What an evicted node is told at once; `run` is as it was before."""
-    node = eviction.node
-    if in_world:
-        seal_id = run.world.seal_id if run.world is not None else run.heard[run.ranks[node.id]].seal_id
-        return tell(node.id, Fenced(seal_id, explain.kept_out(eviction, now)))
+    node, world = eviction.node, run.world or run.highest
+    if node.id in run.ranks and world is not None:
+        return tell(node.id, Fenced(world.seal_id, explain.kept_out(eviction, now)))
     return tell(node.id, _wait(run, eviction, run.incarnation, now)) if eviction.until > now else ()
 
 
@@ -65,15 +55,14 @@ def against(run: Run, said: Joined | Announced, now: float) -> Eviction | None:
     eviction = run.evictions.get(_key(node))
     if eviction is None or eviction.until <= now:
         return None
-    if isinstance(said, Announced) and said.standing not in _TAKING_PART:
+    if isinstance(said, Announced) and said.standing in (Standing.FINISHED, Standing.CLOSED):
         return None
     if run.phase is Phase.CLOSED and (run.live or (said.incarnation and said.incarnation == run.incarnation)):
         return None
     if said.seat is not None:
-        # In a world of this run there may be others of its name; the run knows them, and fences whom it does not know.
+        # In a world of this run there may be others of its name; the run knows them, and fences those it does not know.
         return eviction if node.id == eviction.node.id else None
-    is_here = node.id in run.active or node.id in run.finished or find_waiter(run, node.id) is not None
-    return None if is_here else eviction
+    return None if takes_part(run, node.id) or node.id in run.finished else eviction
 
 
 def keep_out(run: Run, said: Joined | Announced, eviction: Eviction, now: float) -> Step:
@@ -89,12 +78,6 @@ def keep_out(run: Run, said: Joined | Announced, eviction: Eviction, now: float)
         return Step(run, answer)
     seen = msgspec.structs.replace(eviction, node=node)
     return Step(change(run, evictions=run.evictions.set(_key(node), seen)), answer, explain.kept_out(seen, now))
-
-
-def expire(run: Run, now: float) -> Run:
-    """Time passed: from the end of the last eviction on, nothing holds the run because of it."""
-    over = run.evictions_end is not None and run.evictions_end <= now
-    return change(run, evictions_end=None) if over else run
 
 
 def _wait(run: Run, eviction: Eviction, incarnation: str, now: float) -> KeepWaiting:

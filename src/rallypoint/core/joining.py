@@ -8,13 +8,11 @@ import msgspec
 
 from rallypoint import wording
 from rallypoint.core import explain, recovery
-from rallypoint.core.changes import Durability, Step, break_world, change, found, pause_ends, tell
-from rallypoint.core.model import Phase, Request, Run, WaitingNode, find_waiter
-from rallypoint.core.notices import place
+from rallypoint.core.changes import Durability, Step, arrive, break_world, change, found, pause_ends, tell, wait
+from rallypoint.core.model import Phase, Run, WaitingNode, find_waiter, takes_part
 from rallypoint.messages.notices import Fenced, Refused, RunClosed
-from rallypoint.messages.requests import Announced, Joined
-from rallypoint.messages.types import Node, Role, is_loopback
-from rallypoint.sorted_map import SortedMap
+from rallypoint.messages.requests import Announced, Joined, Seat
+from rallypoint.messages.types import Node, Role
 
 LOOKED_AT = 16
 
@@ -22,15 +20,14 @@ LOOKED_AT = 16
 def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
     """A node asks for a place in the next world."""
     node, seat = said.node, said.seat
-    if run.phase is Phase.CLOSED and (run.live or _belongs(run, said)):
+    if run.phase is Phase.CLOSED and (run.live or (said.incarnation and said.incarnation == run.incarnation)):
         return told_closed(run, node)
     if run.phase is Phase.RECOVERING:
         return _join_while_recovering(run, said, now)
-    if _knows(run, node.id):
+    if takes_part(run, node.id):
         return _join_again(run, said, now)
     if seat is not None:
-        why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
-        return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
+        return fence(run, node, seat)
     if node.id in run.finished:
         why = f"{node.name} has finished in this run: a new process must join in its place"
         return Step(run, tell(node.id, Refused(why)), why)
@@ -47,118 +44,86 @@ def join(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
     return _admit(run, said, now)
 
 
+def fence(run: Run, node: Node, seat: Seat) -> Step:
+    """A node that the run does not know speaks of a world: it is out of it, and must join as a newcomer (rule 9)."""
+    why = f"{node.name} is no longer part of round {seat.round}: it was given up or left behind"
+    return Step(run, tell(node.id, Fenced(seat.seal_id, why)), why)
+
+
+def told_closed(run: Run, node: Node) -> Step:
+    """A node asks a closed run for something."""
+    assert run.closing is not None, "a closed run knows how it closed"
+    answer = RunClosed(run.incarnation, run.closing.ending, run.closing.why)
+    return Step(run, tell(node.id, answer), f"{node.name} was told that the run is closed")
+
+
 def _admit(run: Run, said: Joined | Announced, now: float) -> Step:
-    """A newcomer comes to a run that others are in."""
+    """A newcomer comes to a run that has other nodes."""
     node = said.node
-    if said.bounds != run.bounds:
-        why = explain.bounds_differ(run, node.name, said.bounds)
-        return Step(run, tell(node.id, Refused(why)), why)
-    other = _someone_with_an_address(run)
-    if other is not None and node.address and is_loopback(node) != is_loopback(other):
-        why = explain.addresses_differ(node, other)
+    # Of the nodes that are here only the first few are looked at: a join must not cost more than that.
+    members = run.world.members if run.world is not None else ()
+    waiters = chain.from_iterable(table.values() for table in run.waiting)
+    here = chain((members[rank] for rank in run.active.values()), (waiter.node for waiter in waiters))
+    other = next((known for known in islice(here, LOOKED_AT) if known.address), None)
+    why = explain.refusal(run, node, said.bounds, other)
+    if why:
         return Step(run, tell(node.id, Refused(why)), why)
     until = pause_ends(run, node.name, now)
-    if until > now:
-        waiter = WaitingNode(node, run.arrivals, until)
-        held = change(
-            run,
-            arrivals=run.arrivals + 1,
-            paused=run.paused.set(node.id, waiter),
-            pauses=run.pauses.set((until, node.id), None),
-        )
-        return Step(held, (), explain.pause(held, waiter, now))
-    return _enqueue(run, node, f"{node.name} joined")
+    if until <= now:
+        return _enqueue(run, node, f"{node.name} joined")
+    paused = arrive(run, "paused", node, paused_until=until)
+    pauses = run.pauses.set((until, node.id), None)
+    return Step(change(paused, pauses=pauses), (), explain.pause(node.name, until, now))
 
 
-def _enqueue(run: Run, node: Node, why: str, request: Request | None = None) -> Step:
-    waiter = WaitingNode(node, run.arrivals, request=request)
+def _enqueue(run: Run, node: Node, why: str, request: Joined | None = None) -> Step:
     if node.role is Role.SPARE:
-        spares = run.spares.set(node.id, waiter)
-        return Step(change(run, arrivals=run.arrivals + 1, spares=spares), (), f"{why} as a spare")
-    return Step(change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, waiter)), (), why)
+        return Step(arrive(run, "spares", node, request=request), (), f"{why} as a spare")
+    return Step(arrive(run, "queue", node, request=request), (), why)
 
 
 def _join_again(run: Run, said: Joined | Announced, now: float) -> Step:
     """A node that the run knows asks once more (rule 6a)."""
     node, world = said.node, run.current
-    rank = run.active.get(node.id)
+    rank, without = run.active.get(node.id), change(run, active=run.active.without(node.id))
     if rank is None:
         waiter = find_waiter(run, node.id)
-        assert waiter is not None, "who is known and holds no world waits"
+        assert waiter is not None, "a node that is known and holds no world waits"
         return _refresh(run, msgspec.structs.replace(waiter, node=node))
     if world is None:
-        return Step(_come_back(run, node), (), f"{node.name} is back")
+        return Step(arrive(without, "returned", node), (), f"{node.name} is back")
     if said.seat is None or (said.seat.seal_id != world.seal_id and said.seat.round < world.round):
-        return Step(
-            run, tell(node.id, place(world, rank)), f"{node.name} had not heard that it is in round {world.round}"
-        )
+        why = f"{node.name} had not heard that it is in round {world.round}"
+        return Step(run, tell(node.id, world.place(rank)), why)
     # A node that was in another world of this round or a higher one, because a register forgot, would not take this one.
     admitting = f", with {wording.nodes(run.told_waiting)} waiting to be admitted" if run.told_waiting else ""
     why = f"{node.name} joined again{admitting}"
-    broken = break_world(change(run, active=run.active.without(node.id)), why, now)
-    return msgspec.structs.replace(broken, run=_come_back(broken.run, node))
-
-
-def _come_back(run: Run, node: Node) -> Run:
-    waiter = WaitingNode(node, run.arrivals)
-    return change(
-        run,
-        arrivals=run.arrivals + 1,
-        active=run.active.without(node.id),
-        returned=run.returned.set(node.id, waiter),
-    )
+    broken = break_world(without, why, now)
+    return msgspec.structs.replace(broken, run=arrive(broken.run, "returned", node))
 
 
 def _refresh(run: Run, waiter: WaitingNode) -> Step:
-    """A join sent twice: the node keeps its place in the queue, its latest word counts."""
+    """A join sent twice: the node keeps its place in the queue, and its latest message counts."""
     node = waiter.node
     field = next(name for name in ("returned", "queue", "paused", "spares") if node.id in getattr(run, name))
-    table: SortedMap[str, WaitingNode] = getattr(run, field)
-    if table[node.id] == waiter:
+    if find_waiter(run, node.id) == waiter:
         return Step(run)
-    return Step(change(run, **{field: table.set(node.id, waiter)}), (), f"{node.name} asked again")
+    return Step(wait(run, field, waiter), (), f"{node.name} asked again")
 
 
 def _join_while_recovering(run: Run, said: Joined | Announced, now: float) -> Step:
-    """Nobody is refused for bounds during a hold: what a node asked for is judged when the hold is over (rule 17f)."""
+    """No node is refused for its bounds during a hold: what it asked for is judged when the hold is over (rule 17f)."""
     node, seat = said.node, said.seat
     if not run.live and not run.incarnation:
         run = change(run, bounds=said.bounds, settings=said.settings)
-    spoken = Step(run)
-    if seat is not None:
-        spoken = recovery.heard_of(run, said, seat, now, holds=False)
-        run = spoken.run
-        if any(isinstance(notice.what, Fenced) for notice in spoken.notices):
-            return spoken
+    spoken = recovery.heard_of(run, said, seat, now) if seat is not None else Step(run)
+    run = spoken.run
     rank = run.ranks.get(node.id)
-    if rank is not None and (run.heard[rank].holds or run.heard[rank].finished):
-        return spoken  # an old join, that was answered long ago
-    request = Request(said.bounds, said.settings, said.incarnation)
+    is_old = rank is not None and (run.heard[rank].holds or run.heard[rank].finished)  # it was answered long ago
+    if is_old or any(isinstance(notice.what, Fenced) for notice in spoken.notices):
+        return spoken
+    request = Joined(node, said.bounds, said.settings, said.incarnation)
     known = find_waiter(run, node.id)
     if known is not None:
         return _refresh(run, msgspec.structs.replace(known, node=node, request=request)).after(spoken)
     return _enqueue(run, node, f"{node.name} waits", request).after(spoken)
-
-
-def _belongs(run: Run, said: Joined | Announced) -> bool:
-    return bool(said.incarnation) and said.incarnation == run.incarnation
-
-
-def told_closed(run: Run, node: Node) -> Step:
-    """A node asks a closed run for something."""
-    closing = run.closing
-    assert closing is not None, "a closed run knows how it closed"
-    answer = RunClosed(run.incarnation, closing.ending, closing.why)
-    return Step(run, tell(node.id, answer), f"{node.name} was told that the run is closed")
-
-
-def _knows(run: Run, node_id: str) -> bool:
-    return node_id in run.active or find_waiter(run, node_id) is not None
-
-
-def _someone_with_an_address(run: Run) -> Node | None:
-    """A node that is here and says where; among the first few, for a join must not cost more than that."""
-    members = run.world.members if run.world is not None else ()
-    waiters = chain.from_iterable(table.values() for table in (run.returned, run.queue, run.paused, run.spares))
-    present = chain((members[rank] for rank in run.active.values()), (waiter.node for waiter in waiters))
-    return next((node for node in islice(present, LOOKED_AT) if node.address), None)

@@ -1,4 +1,4 @@
-"""Leaving, being lost and closing (rules 6, 8): what the going of a node means to those who stay."""
+"""Leaving, being lost and closing (rules 6, 8): what the going of a node means to those that stay."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from rallypoint.core import evictions, explain
 from rallypoint.core.changes import Durability, Step, break_world, change, charge, close, depart
 from rallypoint.core.events import Evicted
 from rallypoint.core.model import Phase, Run, find_node
-from rallypoint.core.recovery import adopt_at_once, silenced
+from rallypoint.core.recovery import adopt, silenced
 from rallypoint.messages.types import Ending, OnGiveUp, Reason
 
 
 def lost(run: Run, node_id: str, why: str, now: float) -> Step:
     """The server has given a node up."""
-    if run.phase is Phase.RECOVERING:
-        told = f"{_name(run, node_id)} was lost: {why}"
-        return Step(silenced(depart(run, node_id), node_id, told), (), told)
     return _go(run, node_id, f"{_name(run, node_id)} was lost: {why}", now, crashed=True)
 
 
@@ -23,37 +20,34 @@ def evicted(run: Run, event: Evicted, now: float) -> Step:
     node = event.node
     noted, eviction = evictions.note(run, node, event.for_s, event.why, now)
     told = explain.evicted(eviction)
-    if run.phase is Phase.RECOVERING:
-        gone = Step(silenced(depart(noted, node.id), node.id, told), (), told)
-    else:
-        gone = _go(noted, node.id, told, now, crashed=False)
-    notice = evictions.notice(run, eviction, now, in_world=node.id in run.ranks)
-    return Step(gone.run, notice, "" if gone.why else told).after(gone)
+    gone = _go(noted, node.id, told, now, crashed=False)
+    return Step(gone.run, evictions.notice(run, eviction, now), "" if gone.why else told).after(gone)
 
 
 def left(run: Run, node_id: str, reason: Reason, seal_id: str, why: str, now: float) -> Step:
     """A node leaves for good and says why."""
     told = f"{_name(run, node_id)} {reason.value}" + (f": {why}" if why else "")
-    if run.phase is Phase.RECOVERING:
-        finished = reason is Reason.FINISHED
-        durability = Durability.FINISH if finished and node_id in run.ranks else Durability.NONE
-        gone = silenced(depart(run, node_id), node_id, told, finished=finished)
-        if reason is Reason.GAVE_UP and node_id in run.ranks and closes_on_give_up(run):
-            adopted = adopt_at_once(gone, now)
-            return close(adopted.run, Ending.FAILED, told, now).after(adopted)
-        return Step(gone, (), told, durability)
+    recovering = run.phase is Phase.RECOVERING
     ours = run.world is not None and run.world.seal_id == seal_id
     if reason is Reason.FINISHED and ours and node_id in run.active:
         return finish(run, node_id, now)
-    if reason is not Reason.GAVE_UP or not (node_id in run.active or node_id in run.returned):
-        return _go(run, node_id, told, now, crashed=False)
-    if closes_on_give_up(run) and run.phase is not Phase.CLOSED:
-        return close(charge(depart(run, node_id), _name(run, node_id), now), Ending.FAILED, told, now)
-    return _go(run, node_id, told, now, crashed=True)
+    if reason is Reason.FINISHED and recovering:
+        done = silenced(depart(run, node_id), node_id, told, finished=True)
+        return Step(done, (), told, Durability.FINISH if node_id in run.ranks else Durability.NONE)
+    is_member = node_id in run.ranks if recovering else node_id in run.active or node_id in run.returned
+    gave_up = reason is Reason.GAVE_UP and is_member
+    by_bounds = OnGiveUp.CLOSE if run.bounds.min == run.bounds.max else OnGiveUp.WAIT
+    on_give_up = by_bounds if run.settings.on_give_up is OnGiveUp.AUTO else run.settings.on_give_up
+    if not gave_up or on_give_up is OnGiveUp.WAIT or run.phase is Phase.CLOSED:
+        return _go(run, node_id, told, now, crashed=gave_up)
+    if recovering:
+        adopted = adopt(silenced(depart(run, node_id), node_id, told), now)
+        return close(adopted.run, Ending.FAILED, told, now).after(adopted)
+    return close(charge(depart(run, node_id), _name(run, node_id), now), Ending.FAILED, told, now)
 
 
 def finish(run: Run, node_id: str, now: float) -> Step:
-    """A member has done its work: the world stays whole, and nobody new is admitted (rule 8)."""
+    """A member has done its work: the world stays whole, and no newcomer is admitted (rule 8)."""
     told = f"{_name(run, node_id)} finished"
     done = change(run, active=run.active.without(node_id), finished=run.finished.set(node_id, run.active[node_id]))
     if run.phase is Phase.CLOSED:
@@ -62,29 +56,6 @@ def finish(run: Run, node_id: str, now: float) -> Step:
     if not done.active and not done.returned and run.phase is Phase.SEALED:
         return close(done, Ending.SUCCEEDED, "all members have finished", now).after(told_of)
     return close_if_too_few(done, now).after(told_of)
-
-
-def closes_on_give_up(run: Run) -> bool:
-    """Whether a member that gives up takes the run with it (rule 8)."""
-    if run.settings.on_give_up is OnGiveUp.AUTO:
-        return run.bounds.min == run.bounds.max
-    return run.settings.on_give_up is OnGiveUp.CLOSE
-
-
-def _go(run: Run, node_id: str, told: str, now: float, *, crashed: bool) -> Step:
-    """A node is gone without having finished."""
-    rank = run.active.get(node_id)
-    gone = depart(run, node_id)
-    if gone is run:
-        return Step(run)
-    if rank is None or run.phase is Phase.CLOSED:
-        return close_if_too_few(gone, now).after(Step(run, (), told))
-    if crashed:
-        gone = charge(gone, _name(run, node_id), now)
-    if run.phase is Phase.SEALED:
-        broken = break_world(gone, told, now)
-        return close_if_too_few(broken.run, now).after(broken)
-    return close_if_too_few(gone, now).after(Step(run, (), told))
 
 
 def close_if_too_few(run: Run, now: float) -> Step:
@@ -96,7 +67,22 @@ def close_if_too_few(run: Run, now: float) -> Step:
     return close(run, Ending.FAILED, why, now)
 
 
+def _go(run: Run, node_id: str, told: str, now: float, *, crashed: bool) -> Step:
+    """A node is gone without having finished."""
+    gone = depart(run, node_id)
+    if run.phase is Phase.RECOVERING:
+        return Step(silenced(gone, node_id, told), (), told)
+    if gone is run:
+        return Step(run)
+    was_member = node_id in run.active and run.phase is not Phase.CLOSED
+    if crashed and was_member:
+        gone = charge(gone, _name(run, node_id), now)
+    if was_member and run.phase is Phase.SEALED:
+        broken = break_world(gone, told, now)
+        return close_if_too_few(broken.run, now).after(broken)
+    return close_if_too_few(gone, now).after(Step(run, (), told))
+
+
 def _name(run: Run, node_id: str) -> str:
-    """What people call a node."""
     node = find_node(run, node_id)
     return node.name if node is not None else node_id

@@ -6,13 +6,13 @@ Times are seconds on the server's own monotonic clock (rule 10); only difference
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from typing import Annotated
+from collections.abc import Iterator
 
 import msgspec
-from msgspec import Meta
 
-from rallypoint.messages.types import Bounds, Count, Ending, Moment, Name, Node, Round, Settings, Size, Text, Token
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.requests import Joined
+from rallypoint.messages.types import Bounds, Ending, Moment, Name, Node, RecordedWorld, Round, Settings, Text, Token
 from rallypoint.sorted_map import SortedMap
 
 
@@ -25,8 +25,24 @@ class Phase(enum.Enum):
     CLOSED = "closed"
 
 
+PHASE_CHANGES = {
+    (Phase.RECOVERING, Phase.GATHERING): (
+        "the hold is over, all ranks were heard but not all hold, or max newcomers are here (rule 14)"
+    ),
+    (Phase.RECOVERING, Phase.SEALED): "every rank of the highest world still holds it (rule 14)",
+    (Phase.GATHERING, Phase.RECOVERING): "a node was in a world of this incarnation that the record forgot (rule 17f)",
+    (Phase.RECOVERING, Phase.CLOSED): "closed, or one node knows that it was (rule 14)",
+    (Phase.GATHERING, Phase.SEALED): "max are here, the last call ended, or all are back (rule 4)",
+    (Phase.GATHERING, Phase.CLOSED): "closed, or too few are left after some have finished (rule 8)",
+    (Phase.SEALED, Phase.GATHERING): "a member was lost, left or joined again (rules 6, 6a, 8)",
+    (Phase.SEALED, Phase.CLOSED): "all members have finished, or it was closed (rule 8)",
+    (Phase.CLOSED, Phase.GATHERING): "a fresh node founds a new incarnation, or the tombstone is old (rule 1)",
+}
+"""Every change of phase that there is, and when it happens; docs/rules.md shows it as a picture."""
+
+
 class World(msgspec.Struct, frozen=True):
-    """A sealed world (rule 3), equal to another by seal id only.  `members` stand in the order of their ranks."""
+    """A sealed world (rule 3), equal to another by seal id only.  `members` are in the order of their ranks."""
 
     incarnation: Token
     round: Round
@@ -44,88 +60,49 @@ class World(msgspec.Struct, frozen=True):
         """Where the bootstrap store of this round is served: by rank 0 (rule 12)."""
         return self.members[0].store
 
-
-class Request(msgspec.Struct, frozen=True):
-    """What a node asked for while the server was recovering: judged when it is known whether the incarnation goes on."""
-
-    bounds: Bounds
-    settings: Settings
-    incarnation: Token = ""
+    def place(self, rank: int, remark: str = "") -> Placed:
+        """What the member of this rank is told."""
+        return Placed(self.incarnation, self.round, self.seal_id, rank, self.size, self.store, remark)
 
 
 class WaitingNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node that is here and holds no world, its number in the order of arrival, and until when it is paused.
+    """A node that is here and holds no world; `arrival` numbers such nodes.
 
-    `request` is kept only while the server recovers.
+    `request` is kept only during recovery: it is judged once it is known whether the incarnation goes on.
     """
 
     node: Node
     arrival: Round
     paused_until: Moment = 0.0
-    request: Request | None = None
+    request: Joined | None = None
 
 
-class HeardRank(msgspec.Struct, frozen=True):
-    """What is known of one rank of a world while a server recovers: what the rank announced (rule 14), that the record has
-    it as finished, or that it went with the process that served before (rule 17f)."""
+class WorldName(msgspec.Struct, frozen=True):
+    """A world as far as any of its ranks knows it."""
 
-    node: Node
     incarnation: str
     round: int
     seal_id: str
     size: int
+
+
+class HeardRank(msgspec.Struct, frozen=True):
+    """What is known of one rank of the highest world during recovery.
+
+    Either the rank announced it (rule 14), or the record has it as finished, or it went with the process that served
+    before (rule 17f).  `why` says why it is gone, where that is known.
+    """
+
+    node: Node
     holds: bool
     finished: bool = False
     gone: bool = False
     announced: bool = True
     why: str = ""
-    """Why it is gone, where it said so or was seen to go."""
-
-
-class RecordedWorld(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The world that a record names: the only one that can be current (rule 17f).
-
-    `finished` is a bitmap of ranks, the lowest bit of the first byte is rank 0.  `ended_before` counts the nodes that
-    finished in earlier worlds: once a node has finished, newcomers are not admitted (rule 8).  `broken`, and `gone`, the
-    bitmap of the ranks that have left a broken world, are written when the server hands over.
-    """
-
-    round: Annotated[int, Meta(ge=1, le=2**53)]
-    seal_id: Name
-    size: Size
-    finished: Annotated[bytes, Meta(max_length=125_000)] = b""
-    ended_before: Count = 0
-    broken: bool = False
-    gone: Annotated[bytes, Meta(max_length=125_000)] = b""
-
-    def __post_init__(self) -> None:
-        if any(rank >= self.size for rank in (*self.finished_ranks(), *ranks_of(self.gone))):
-            raise ValueError(f"a world of {self.size} cannot have ranks beyond that")
-
-    def finished_ranks(self) -> Iterator[int]:
-        """The ranks that have finished, in order."""
-        return ranks_of(self.finished)
-
-
-def ranks_of(bitmap: bytes) -> Iterator[int]:
-    """The ranks in a bitmap, in order."""
-    for place, byte in enumerate(bitmap):
-        if byte:
-            yield from (place * 8 + bit for bit in range(8) if byte >> bit & 1)
-
-
-def rank_bitmap(ranks: Iterable[int]) -> bytes:
-    """Ranks as the bitmap that `RecordedWorld` holds."""
-    bits = bytearray()
-    for rank in ranks:
-        if rank >= len(bits) * 8:
-            bits.extend(bytes(rank // 8 + 1 - len(bits)))
-        bits[rank // 8] |= 1 << rank % 8
-    return bytes(bits)
 
 
 class Predecessor(msgspec.Struct, frozen=True):
-    """The process that served before is gone: its ranks of this world are awaited until `until` only (rules 14, 17f)."""
+    """The process that served before and is gone: its ranks are awaited until `until` only (rules 14, 17f)."""
 
     seal_id: str
     ranks: tuple[int, ...]
@@ -148,7 +125,7 @@ class Crash(msgspec.Struct, frozen=True):
 
 
 class Eviction(msgspec.Struct, frozen=True):
-    """A node that an administrator evicted, as it was last seen; kept out until then, for the `count`th time."""
+    """A node that an administrator evicted for the `count`th time, as it was last seen; it is kept out until then."""
 
     node: Node
     until: float
@@ -167,18 +144,16 @@ class Closing(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a server knows of a run.
 
-    A node stands in one table at most: `active` (members of `world` that have not left it; once the world is broken,
-    those who are awaited back), `returned` (members of the broken world who are back), `queue` (newcomers),
-    `paused` (newcomers that crash too often, with the time of their release in `pauses`), `spares`, `finished`.
-    `ranks` are those of `world`.
+    A node is in one table at most: `active` (members of `world` that have not left it; once the world is broken, they
+    are awaited back), `returned` (members of the broken world that are back), `queue` (newcomers), `paused` (newcomers
+    that crash too often; `pauses` has the times of their release), `spares`, `finished`.  `ranks` are those of `world`.
 
-    While recovering, `heard` holds, by rank, what is known of the highest world, `recorded` is the world that a record
-    names, and `predecessor` the ranks that went with the process that served before.  `last` is how the incarnation
-    before this one ended.  `founded` says that a claim has named the incarnation, so that the first node to come does not.
-    `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
+    During recovery, `highest` is the highest world that is known, `heard` what is known of its ranks, `recorded` the
+    world that a record names, and `predecessor` the ranks that went with the process that served before.  `last` is how
+    the previous incarnation ended.  `founded` says that a claim named the incarnation, so that the first node to come
+    does not.  `hindrance`, where it is not empty, says why nothing may be sealed now (rule 17e).
 
-    `evictions` are by name and address, past ones among them; `evictions_end` is when the last of them ends.  They belong
-    to the run, not to an incarnation, and to the memory of this server: no record has them.
+    `evictions`, by name and address, belong to the run, not to an incarnation; `evictions_end` is when the last one ends.
     """
 
     run_id: str
@@ -196,6 +171,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     pauses: SortedMap[tuple[float, str], None] = SortedMap()
     spares: SortedMap[str, WaitingNode] = SortedMap()
     finished: SortedMap[str, int] = SortedMap()
+    highest: WorldName | None = None
     heard: SortedMap[int, HeardRank] = SortedMap()
     recorded: RecordedWorld | None = None
     predecessor: Predecessor | None = None
@@ -221,7 +197,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ending_started(self) -> bool:
         """Whether a member has finished: from then on newcomers are not admitted (rule 8)."""
-        return len(self.finished) > 0
+        return bool(self.finished)
 
     @property
     def regrouping(self) -> bool:
@@ -229,30 +205,33 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.regroup_ends is not None
 
     @property
+    def waiting(self) -> tuple[SortedMap[str, WaitingNode], ...]:
+        """The tables of the nodes that are here and hold no world."""
+        return self.returned, self.queue, self.paused, self.spares
+
+    @property
     def live(self) -> int:
         """How many nodes are here and have not finished."""
-        waiting = len(self.returned) + len(self.queue) + len(self.paused) + len(self.spares)
-        return len(self.active) + waiting + len(self.heard)
+        return len(self.active) + sum(map(len, self.waiting)) + len(self.heard)
 
 
 def find_waiter(run: Run, node_id: str) -> WaitingNode | None:
-    """The node among those who are here and hold no world, or None."""
-    for table in (run.returned, run.queue, run.paused, run.spares):
-        waiter = table.get(node_id)
-        if waiter is not None:
-            return waiter
-    return None
+    """The node among those that are here and hold no world, or None."""
+    return next((waiter for table in run.waiting if (waiter := table.get(node_id)) is not None), None)
 
 
 def find_node(run: Run, node_id: str) -> Node | None:
-    """The node with this id, wherever it stands, or None; of one that finished in an earlier world only the id is left."""
+    """The node with this id in any table, or None; of one that finished in an earlier world only the id is left."""
     rank = run.ranks.get(node_id)
-    if rank is not None and run.world is not None:
-        return run.world.members[rank]
     if rank is not None:
-        return run.heard[rank].node
+        return run.world.members[rank] if run.world is not None else run.heard[rank].node
     waiter = find_waiter(run, node_id)
     return waiter.node if waiter is not None else None
+
+
+def takes_part(run: Run, node_id: str) -> bool:
+    """Whether a node is a member of the world that has not left it, or waits."""
+    return node_id in run.active or find_waiter(run, node_id) is not None
 
 
 def kept_out(run: Run, now: float) -> Iterator[Eviction]:

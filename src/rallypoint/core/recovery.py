@@ -1,157 +1,111 @@
 """Recovery (rules 14 and 17f): what a server does that has just started, and knows of the run only what others tell.
 
-With a record, the recorded world is the only one that can be current; without one, the highest world that a node
-announces is.  Nothing is sealed until every rank of that world was heard or is accounted for, or until the hold has
-passed; ranks not heard by then are lost.
+With a record, the recorded world is the only one that can be current; without one, it is the highest world that a node
+announces.  Nothing is sealed until every rank of that world was heard or is accounted for, or until the hold has passed;
+ranks not heard by then are lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import chain
 
-import msgspec
+from msgspec.structs import replace
 
-from rallypoint.core import explain
-from rallypoint.core.changes import Durability, Step, change, close, depart, emptied, enter, found, tell
-from rallypoint.core.model import (
-    EndedIncarnation,
-    HeardRank,
-    Phase,
-    Predecessor,
-    RecordedWorld,
-    Request,
-    Run,
-    WaitingNode,
-    World,
-    find_waiter,
-    rank_bitmap,
-    ranks_of,
-)
-from rallypoint.core.notices import Notice
+from rallypoint.core import explain, model
+from rallypoint.core.changes import Durability, Notice, Step, arrive, change, close, depart, emptied, enter, found, tell
+from rallypoint.core.model import HeardRank, Phase, Run, WaitingNode, World, WorldName
 from rallypoint.messages.notices import Broken, Fenced, Refused
 from rallypoint.messages.requests import Announced, Joined, Seat, Standing
-from rallypoint.messages.types import Ending, Node, Role, is_loopback
+from rallypoint.messages.types import Ending, Node, RecordedWorld, Role, rank_bitmap, ranks_of
 from rallypoint.sorted_map import SortedMap
-
-
-class _WorldName(msgspec.Struct, frozen=True):
-    """The highest world that is known of while recovering."""
-
-    incarnation: str
-    round: int
-    seal_id: str
-    size: int
 
 
 def blank(run_id: str, started_at: float, now: float, hold_s: float) -> Run:
     """A run of which this server, up since `started_at`, has no record."""
     hold_ends = started_at + hold_s
-    if now >= hold_ends:
-        return Run(run_id=run_id)
-    return Run(run_id=run_id, phase=Phase.RECOVERING, hold_ends=hold_ends)
+    return Run(run_id=run_id) if now >= hold_ends else Run(run_id=run_id, phase=Phase.RECOVERING, hold_ends=hold_ends)
 
 
 def with_recorded_world(run: Run, recorded: RecordedWorld, hold_ends: float) -> Run:
     """The run whose record names a world: its ranks announce themselves, those that have finished are not awaited."""
-    known = change(run, phase=Phase.RECOVERING, recorded=recorded, round=max(run.round, recorded.round))
-    name = _highest(known)
-    assert name is not None, "the record names it"
-    gone = {rank: _unannounced(name, rank, gone=True) for rank in ranks_of(recorded.gone)}
-    finished = {rank: _unannounced(name, rank, finished=True) for rank in recorded.finished_ranks()}
-    return change(known, heard=SortedMap.build({**gone, **finished}.items()), hold_ends=hold_ends)
+    gone = {rank: _unannounced(recorded.round, rank, gone=True) for rank in ranks_of(recorded.gone)}
+    finished = {rank: _unannounced(recorded.round, rank, finished=True) for rank in recorded.finished_ranks()}
+    highest = WorldName(run.incarnation, recorded.round, recorded.seal_id, recorded.size)
+    heard = SortedMap.build({**gone, **finished}.items())
+    return change(run, phase=Phase.RECOVERING, recorded=recorded, highest=highest, heard=heard, hold_ends=hold_ends)
 
 
-def without(run: Run, predecessor: Predecessor | None) -> Run:
+def without(run: Run, predecessor: model.Predecessor | None) -> Run:
     """The run with what is known of the process that served before, which is gone (rules 14, 17f)."""
     return change(run, predecessor=predecessor) if run.phase is Phase.RECOVERING else run
 
 
 def is_forgotten(run: Run, said: Joined | Announced) -> bool:
-    """Whether a node was in a world of this very incarnation that the record, by which the server began, forgot."""
+    """Whether a node was in a world of this very incarnation that the server's record does not have."""
     if said.seat is None or run.world is not None or run.phase is not Phase.GATHERING or not run.founded:
         return False
-    return said.incarnation == run.incarnation and not _contradiction(run, None, said, said.seat)
+    return said.incarnation == run.incarnation and not _contradiction(run, said, said.seat)
 
 
 def forgotten(run: Run, now: float) -> Run:
     """The record does not know a world that a node of this incarnation was in: rule 14 without a record applies."""
-    request = Request(run.bounds, run.settings, run.incarnation)
-
-    def asking(waiters: SortedMap[str, WaitingNode]) -> SortedMap[str, WaitingNode]:
-        return SortedMap.build((i, msgspec.structs.replace(w, request=request)) for i, w in waiters.items())
-
-    return enter(
-        run,
-        Phase.RECOVERING,
-        hold_ends=now + run.settings.hold_s,
-        last_call_ends=None,
-        queue=asking(run.queue),
-        spares=asking(run.spares),
-    )
+    asked = ((w, Joined(w.node, run.bounds, run.settings, run.incarnation)) for w in _waiters(run))
+    known = enter(run, Phase.RECOVERING, hold_ends=now + run.settings.hold_s, last_call_ends=None)
+    return _with_waiters(known, [replace(waiter, request=request) for waiter, request in asked])
 
 
-def heard_of(
-    run: Run, said: Joined | Announced, seat: Seat, now: float, *, holds: bool, finished: bool = False
-) -> Step:
+def heard_of(run: Run, said: Joined | Announced, seat: Seat, now: float) -> Step:
     """A node speaks of a world that it was in before this server started."""
-    node = said.node
-    highest = _highest(run)
-    wrong = _contradiction(run, highest, said, seat)
+    node, highest = said.node, run.highest
+    wrong = _contradiction(run, said, seat)
     if wrong:
         return Step(run, tell(node.id, Fenced(seat.seal_id, wrong)), wrong)
-    heard = HeardRank(node, said.incarnation, seat.round, seat.seal_id, seat.size, holds, finished)
+    standing = said.standing if isinstance(said, Announced) else None
+    finished = standing is Standing.FINISHED
+    heard = HeardRank(node, finished or standing is Standing.HOLDS, finished)
+    spoke = f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
     if highest is None or seat.round > highest.round:
-        return _higher(run, said, seat, heard, now)
+        broken = Broken(highest.seal_id if highest is not None else "", f"round {seat.round} came after it")
+        told = tuple(Notice(old.node.id, broken) for old in run.heard.values() if old.announced)
+        noted = _with_heard(_higher(run, said, seat, now), seat.rank, heard)
+        return Step(noted, told, spoke, Durability.FINISH if finished else Durability.NONE)
     if seat.seal_id != highest.seal_id:
-        return Step(
-            run,
-            tell(node.id, Broken(seat.seal_id, f"round {highest.round} came after it")),
-            f"{node.name} speaks of round {seat.round}, but round {highest.round} came after it",
-        )
+        broken = Broken(seat.seal_id, f"round {highest.round} came after it")
+        return Step(run, tell(node.id, broken), f"{node.name} speaks of round {seat.round}, but {broken.why}")
     if run.recorded is not None and run.recorded.broken:
-        heard = msgspec.structs.replace(heard, holds=finished)
+        heard = replace(heard, holds=finished)
     known = run.heard.get(seat.rank)
     if known is not None:
-        # What is broken stays broken, and who has finished stays finished: an older message may arrive late.
+        # What is broken stays broken, and what has finished stays finished: an older message may arrive late.
         kept = known.holds or not known.announced
-        heard = msgspec.structs.replace(heard, holds=heard.holds and kept, finished=finished or known.finished)
+        heard = replace(heard, holds=heard.holds and kept, finished=finished or known.finished)
     noted = _with_heard(run, seat.rank, heard)
     if noted is run:
         return Step(noted)
     newly = finished and not (known is not None and known.finished)
-    return Step(noted, (), _spoke(node, seat), Durability.FINISH if newly else Durability.NONE)
+    return Step(noted, (), spoke, Durability.FINISH if newly else Durability.NONE)
 
 
-def _higher(run: Run, said: Joined | Announced, seat: Seat, heard: HeardRank, now: float) -> Step:
+def _higher(run: Run, said: Joined | Announced, seat: Seat, now: float) -> Run:
     """A node speaks of a higher world than the others, or than the record: rule 14 without a record applies to it."""
-    superseded = tuple(
-        notice
-        for old in run.heard.values()
-        if old.announced
-        for notice in tell(old.node.id, Broken(old.seal_id, f"round {seat.round} came after it"))
-    )
-    taken = change(run, recorded=None, heard=SortedMap(), ranks=SortedMap())
-    if run.recorded is not None:
-        assert run.hold_ends is not None, "recovery has an end"
-        taken = change(taken, hold_ends=max(run.hold_ends, now + run.settings.hold_s))
-    else:
-        taken = change(taken, bounds=said.bounds, settings=said.settings)
-    durability = Durability.FINISH if heard.finished else Durability.NONE
-    return Step(_with_heard(taken, seat.rank, heard), superseded, _spoke(said.node, seat), durability)
+    highest = WorldName(said.incarnation, seat.round, seat.seal_id, seat.size)
+    taken = change(run, recorded=None, highest=highest, heard=SortedMap(), ranks=SortedMap())
+    if run.recorded is None:
+        return change(taken, bounds=said.bounds, settings=said.settings)
+    assert run.hold_ends is not None, "recovery has an end"
+    return change(taken, hold_ends=max(run.hold_ends, now + run.settings.hold_s))
 
 
-def _contradiction(run: Run, highest: _WorldName | None, said: Joined | Announced, seat: Seat) -> str:
+def _contradiction(run: Run, said: Joined | Announced, seat: Seat) -> str:
     """Why what a node says of a world cannot be true beside what others said; empty if it can."""
-    name = said.node.name
+    name, highest, speaks_of = said.node.name, run.highest, f"{said.node.name} speaks of a world of {seat.size}, where"
     if not said.incarnation:
         return f"{name} speaks of round {seat.round} of an incarnation that it does not name"
     if seat.size > said.bounds.max:
-        return f"{name} speaks of a world of {seat.size}, where {said.bounds.max} are the most that it asks for"
+        return f"{speaks_of} {said.bounds.max} are the most that it asks for"
     if run.incarnation and seat.size > run.bounds.max:
-        return (
-            f"{name} speaks of a world of {seat.size}, where {run.bounds.max} are the most that the run was founded for"
-        )
+        return f"{speaks_of} {run.bounds.max} are the most that the run was founded for"
     if highest is None or highest.seal_id != seat.seal_id:
         return ""
     if (highest.incarnation, highest.round, highest.size) != (said.incarnation, seat.round, seat.size):
@@ -165,120 +119,116 @@ def _contradiction(run: Run, highest: _WorldName | None, said: Joined | Announce
 
 
 def silenced(run: Run, node_id: str, why: str, *, finished: bool = False) -> Run:
-    """A node that had spoken goes while the server still recovers: its rank is out, or has finished."""
+    """A node that had spoken goes during recovery: its rank is out, or has finished."""
     rank = run.ranks.get(node_id)
     if rank is None or run.heard[rank].finished:
         return run
     known = run.heard[rank]
-    heard = msgspec.structs.replace(
-        known, holds=finished and known.holds, finished=finished, gone=not finished, why="" if finished else why
-    )
+    gone, why = not finished, "" if finished else why
+    heard = replace(known, holds=finished and known.holds, finished=finished, gone=gone, why=why)
     return change(run, heard=run.heard.set(rank, heard))
 
 
 def give_up_predecessor(run: Run, now: float) -> Run:
     """The ranks of the process that served before are lost once their time is over and they have not spoken."""
-    gone, highest = run.predecessor, _highest(run)
+    gone, highest = run.predecessor, run.highest
     if gone is None or highest is None or now < gone.until or gone.seal_id != highest.seal_id:
         return run
     heard = run.heard
     for rank in gone.ranks:
         if rank < highest.size and rank not in heard:
-            heard = heard.set(rank, _unannounced(highest, rank, gone=True))
+            heard = heard.set(rank, _unannounced(highest.round, rank, gone=True))
     return change(run, heard=heard, predecessor=None)
 
 
 def complete(run: Run, now: float) -> bool:
     """Whether nothing is to be gained by listening on."""
     assert run.hold_ends is not None, "recovery has an end"
-    highest = _highest(run)
     if now >= run.hold_ends:
         return True
-    if highest is not None:
-        return len(run.heard) >= highest.size and _anybody_spoke(run, highest)
-    # Max nodes who have never heard of a world: nobody is left whom it would be unfair not to wait for.
+    if run.highest is not None:
+        # Where all ranks are accounted for and none has spoken, nodes that stand by may be on their way.
+        all_known = len(run.heard) >= run.highest.size
+        return all_known and (_all_finished(run, run.highest) or any(known.announced for known in run.heard.values()))
+    # Max nodes that have never heard of a world: there is nobody else to wait for.
     if run.round or len(run.queue) < run.bounds.max:
         return False
     waiters = list(run.queue.values())
     other = next((w.node for w in waiters if w.node.address), None)
-    agreed = sum(w.request is not None and w.request.bounds == run.bounds and _mixes(w.node, other) for w in waiters)
-    return agreed >= run.bounds.max
-
-
-def _anybody_spoke(run: Run, highest: _WorldName) -> bool:
-    """Whether a rank of the world was heard, or all have finished; if neither, those that stand by may be on their way."""
-    finished = sum(known.finished for known in run.heard.values())
-    return finished == highest.size or any(known.announced for known in run.heard.values())
+    asked = ((w.node, w.request.bounds) for w in waiters if w.request is not None)
+    return sum(not explain.refusal(run, node, bounds, other) for node, bounds in asked) >= run.bounds.max
 
 
 def conclude(run: Run, now: float, mint: str) -> Step:
     """The hold is over: the highest world stands, or is broken, or its incarnation has ended, or there was none."""
-    highest = _highest(run)
+    highest = run.highest
     if highest is None:
         return _begin_anew(run, mint, "nobody speaks of an earlier world: the run starts anew")
-    if not _goes_on(run, highest):
-        why = f"nobody of round {highest.round} came back"
-        ended = change(run, last=EndedIncarnation(highest.incarnation, Ending.FAILED, why), last_call_ends=None)
-        anew = _begin_anew(ended, mint, f"{why}: that incarnation of the run has ended")
-        # Its members are told that it is over: that must be recorded first, as any close (rule 17c).
-        return msgspec.structs.replace(anew, durability=Durability.SEAL_OR_CLOSE)
-    return _adopt(run, highest, now)
+    # The incarnation goes on where a node that has not finished is here and names it, or all of its world has finished.
+    speaks = any(known.announced and not (known.gone or known.finished) for known in run.heard.values())
+    names = (w.request is not None and w.request.incarnation == highest.incarnation for w in _waiters(run))
+    if speaks or any(names) or _all_finished(run, highest):
+        return adopt(run, now)
+    why = f"nobody of round {highest.round} came back"
+    last = model.EndedIncarnation(highest.incarnation, Ending.FAILED, why)
+    ended = change(run, last=last, last_call_ends=None)
+    anew = _begin_anew(ended, mint, f"{why}: that incarnation of the run has ended")
+    # Its members are told that it is over: that must be recorded first, as any close (rule 17c).
+    return replace(anew, durability=Durability.SEAL_OR_CLOSE)
 
 
-def _goes_on(run: Run, highest: _WorldName) -> bool:
-    """Whether a node that has not finished is here and names the incarnation, or all of its world has finished."""
-    heard = run.heard.values()
-    if any(rank.announced and not (rank.gone or rank.finished) for rank in heard):
-        return True
-    waiters = chain(run.queue.values(), run.spares.values())
-    if any(w.request is not None and w.request.incarnation == highest.incarnation for w in waiters):
-        return True
-    return sum(rank.finished for rank in run.heard.values()) == highest.size
+def _all_finished(run: Run, highest: WorldName) -> bool:
+    return sum(known.finished for known in run.heard.values()) == highest.size
+
+
+def _waiters(run: Run) -> list[WaitingNode]:
+    """The nodes that wait through the hold, in the order of arrival."""
+    return sorted(chain(run.queue.values(), run.spares.values()), key=lambda waiter: waiter.arrival)
 
 
 def _begin_anew(run: Run, mint: str, why: str) -> Step:
     """A new incarnation for the nodes that wait, as the first of them asks for it; without one the run is empty."""
-    waiters = sorted(chain(run.queue.values(), run.spares.values()), key=lambda w: w.arrival)
+    waiters = _waiters(run)
     first = next((w.request for w in waiters if w.request is not None), None)
     if first is None:
-        return Step(emptied(run, run.last), (), why if run.last is not None else "")
+        return Step(emptied(run), (), why if run.last is not None else "")
     called = run.last_call_ends if first.settings == run.settings else None
     fresh = change(found(run, first.bounds, first.settings, mint), last_call_ends=called)
-    return _keep_waiters(fresh, run.queue.values(), run.spares.values(), why)
+    return _keep_waiters(fresh, waiters, why)
 
 
-def _mixes(node: Node, other: Node | None) -> bool:
-    """Whether two nodes can reach each other, by the kind of their addresses (rule 2)."""
-    return other is None or not node.address or is_loopback(node) == is_loopback(other)
-
-
-def _keep_waiters(
-    run: Run, queue: Iterator[WaitingNode], spares: Iterator[WaitingNode], why: str, other: Node | None = None
-) -> Step:
-    """The nodes that waited through the hold; those that ask for other bounds, or give addresses of another kind than
-    the first, are refused now (rules 1, 2)."""
-    kept: dict[bool, dict[str, WaitingNode]] = {False: {}, True: {}}
+def _keep_waiters(run: Run, waiters: Iterable[WaitingNode], why: str, other: Node | None = None) -> Step:
+    """The nodes that waited through the hold; whatever they ask for is judged now (rules 1, 2)."""
+    kept: list[WaitingNode] = []
     refused: list[Notice] = []
-    for waiter in sorted(chain(queue, spares), key=lambda w: w.arrival):
+    for waiter in waiters:
         node, request = waiter.node, waiter.request
-        if request is not None and request.bounds != run.bounds:
-            refused += tell(node.id, Refused(explain.bounds_differ(run, node.name, request.bounds)))
-        elif other is not None and not _mixes(node, other):
-            refused += tell(node.id, Refused(explain.addresses_differ(node, other)))
+        refusal = explain.refusal(run, node, run.bounds if request is None else request.bounds, other)
+        if refusal:
+            refused += tell(node.id, Refused(refusal))
         else:
             other = other or (node if node.address else None)
-            is_spare = waiter.node.role is Role.SPARE
-            kept[is_spare][waiter.node.id] = msgspec.structs.replace(waiter, request=None)
-    fields = {"queue": SortedMap.build(kept[False].items()), "spares": SortedMap.build(kept[True].items())}
-    return Step(change(run, **fields), tuple(refused), why)
+            kept.append(replace(waiter, request=None))
+    return Step(_with_waiters(run, kept), tuple(refused), why)
 
 
-def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
-    world = World(highest.incarnation, highest.round, highest.seal_id, _roster(run, highest), now)
-    heard = run.heard
-    waiting = {**dict(run.queue.items()), **dict(run.spares.items())}
-    back = {i: msgspec.structs.replace(w, request=None) for i, w in waiting.items() if i in run.ranks}
-    finished = {world.members[rank].id: rank for rank, known in heard.items() if known.finished}
+def _with_waiters(run: Run, waiters: list[WaitingNode]) -> Run:
+    spares = SortedMap.build((w.node.id, w) for w in waiters if w.node.role is Role.SPARE)
+    queue = SortedMap.build((w.node.id, w) for w in waiters if w.node.role is not Role.SPARE)
+    return change(run, queue=queue, spares=spares)
+
+
+def adopt(run: Run, now: float) -> Step:
+    """The highest world becomes the run's, as far as it is known; where none is, nothing changes."""
+    heard, highest = run.heard, run.highest
+    if highest is None:
+        return Step(run)
+    known_nodes = ((rank, heard.get(rank)) for rank in range(highest.size))
+    members = tuple(known.node if known is not None else _nobody(highest.round, rank) for rank, known in known_nodes)
+    world = World(highest.incarnation, highest.round, highest.seal_id, members, now)
+    waiters = _waiters(run)
+    back = {w.node.id: replace(w, request=None) for w in waiters if w.node.id in run.ranks}
+    finished = {members[rank].id: rank for rank, known in heard.items() if known.finished}
     here = {k.node.id: rank for rank, k in heard.items() if not (k.finished or k.gone or k.node.id in back)}
     holders = sum(k.holds and not k.finished for k in heard.values())
     ended_before = run.recorded.ended_before if run.recorded is not None else 0
@@ -287,119 +237,77 @@ def _adopt(run: Run, highest: _WorldName, now: float) -> Step:
         run,
         incarnation=highest.incarnation,
         world=world,
-        ranks=SortedMap.build((node.id, rank) for rank, node in enumerate(world.members)),
+        ranks=SortedMap.build((node.id, rank) for rank, node in enumerate(members)),
         active=SortedMap.build(here.items()),
         finished=SortedMap.build(chain(finished.items(), earlier)),
-        queue=SortedMap(),
-        spares=SortedMap(),
+        highest=None,
         heard=SortedMap(),
-        recorded=None,
-        predecessor=None,
-        hold_ends=None,
-        last_call_ends=None,
+        **dict.fromkeys(("recorded", "predecessor", "hold_ends", "last_call_ends")),
     )
-    kept = _keep_waiters(
-        adopted,
-        (w for i, w in run.queue.items() if i not in back),
-        (w for i, w in run.spares.items() if i not in back),
-        "",
-        next((known.node for known in heard.values() if known.node.address), None),
-    )
+    other = next((known.node for known in heard.values() if known.node.address), None)
+    kept = _keep_waiters(adopted, (w for w in waiters if w.node.id not in back), "", other)
     if run.recorded is None:
         # No record names this world yet: the next server is to know it.
-        kept = msgspec.structs.replace(kept, durability=Durability.SEAL_OR_CLOSE)
+        kept = replace(kept, durability=Durability.SEAL_OR_CLOSE)
     if len(finished) == world.size:
         return close(kept.run, Ending.SUCCEEDED, "all members have finished", now).after(kept)
     if holders + len(finished) == world.size:
         whole = f"all {world.size} ranks of round {world.round} still hold it"
         return Step(enter(kept.run, Phase.SEALED, told_at=now), (), whole).after(kept)
-    broken = enter(
-        kept.run,
-        Phase.GATHERING,
-        returned=SortedMap.build(back.items()),
-        regroup_ends=now + run.settings.regroup_s,
-    )
+    returned, regroup_ends = SortedMap.build(back.items()), now + run.settings.regroup_s
+    broken = enter(kept.run, Phase.GATHERING, returned=returned, regroup_ends=regroup_ends)
     whys = ", ".join(known.why for known in heard.values() if known.gone and known.why)
     why = f"only {holders} of {world.size} ranks of round {world.round} still hold it{': ' if whys else ''}{whys}"
     return Step(broken, (Notice((broken.active,), Broken(world.seal_id, why)),), why).after(kept)
 
 
-def adopt_at_once(run: Run, now: float) -> Step:
-    """The run is closed while the server still listens: the highest world that is known, as far as it is."""
-    highest = _highest(run) if run.phase is Phase.RECOVERING else None
-    return Step(run) if highest is None else _adopt(run, highest, now)
-
-
 def recognised(run: Run, node: Node, seat: Seat) -> Run:
     """A node that the record has as finished, and that the server had not heard: from now on it is told things."""
-    world = run.world
-    if world is None or world.seal_id != seat.seal_id or seat.rank >= world.size:
+    world, rank = run.world, seat.rank
+    if world is None or world.seal_id != seat.seal_id or rank >= world.size:
         return run
-    known = world.members[seat.rank]
-    if known.id == node.id or run.finished.get(known.id) != seat.rank or known != _nobody(world, seat.rank):
+    known = world.members[rank]
+    if known.id == node.id or run.finished.get(known.id) != rank or known != _nobody(world.round, rank):
         return run
-    members = (*world.members[: seat.rank], node, *world.members[seat.rank + 1 :])
-    return change(
-        run,
-        world=msgspec.structs.replace(world, members=members),
-        ranks=run.ranks.without(known.id).set(node.id, seat.rank),
-        finished=run.finished.without(known.id).set(node.id, seat.rank),
-    )
+    members = (*world.members[:rank], node, *world.members[rank + 1 :])
+    ranks, finished = (table.without(known.id).set(node.id, rank) for table in (run.ranks, run.finished))
+    return change(run, world=replace(world, members=members), ranks=ranks, finished=finished)
 
 
-def closed_before(run: Run, said: Announced, now: float, mint: str) -> Step:
+def closed_before(run: Run, said: Announced, now: float) -> Step:
     """One node knows that the run was closed: that suffices, unless others speak of a later incarnation."""
-    highest = _highest(run)
+    highest = run.highest
     if not said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of a closed run that it does not name")
     if highest is None and not run.incarnation:
-        known = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
-        return close(stays(known, said), said.ending, said.why, now)
+        run = change(run, incarnation=said.incarnation, bounds=said.bounds, settings=said.settings)
     if (highest.incarnation if highest is not None else run.incarnation) != said.incarnation:
         return Step(run, (), f"{said.node.name} speaks of an incarnation that is gone")
-    concluded = _adopt(run, highest, now) if highest is not None else Step(run)
+    concluded = adopt(run, now)
     if concluded.run.phase is Phase.CLOSED:
         return concluded
     return close(stays(concluded.run, said), said.ending, said.why, now).after(concluded)
 
 
 def stays(run: Run, said: Announced) -> Run:
-    """A member of a closed run is still here: until it has left, nobody founds the next incarnation (rule 1).
+    """A member of a closed run is still here: until it has left, no node founds the next incarnation (rule 1).
 
-    Who was only told that the run is closed does not count: newcomers that come and go would keep it closed for ever.
+    A node that was only told that the run is closed does not count: newcomers that come and go would keep it closed.
     """
     node = said.node
-    known = node.id in run.active or node.id in run.finished or find_waiter(run, node.id) is not None
-    if known or said.seat is None:
+    if said.seat is None or node.id in run.finished or model.takes_part(run, node.id):
         return run
-    waiter = WaitingNode(node, run.arrivals)
-    return change(run, arrivals=run.arrivals + 1, queue=run.queue.set(node.id, waiter))
-
-
-def standing_of(said: Announced) -> tuple[bool, bool]:
-    """Whether an announcement says that the node holds its world, and whether it finished in it."""
-    return said.standing in (Standing.HOLDS, Standing.FINISHED), said.standing is Standing.FINISHED
+    return arrive(run, "queue", node)
 
 
 def known_world(run: Run) -> tuple[str, RecordedWorld] | None:
-    """The incarnation and world to record while the server recovers: the highest that is known, with its finished ranks."""
-    highest = _highest(run)
+    """The incarnation and world to record during recovery: the highest that is known, with its finished ranks."""
+    highest = run.highest
     if highest is None:
         return None
-    finished = rank_bitmap(rank for rank, heard in run.heard.items() if heard.finished)
-    before = run.recorded
-    if before is not None:
-        return highest.incarnation, msgspec.structs.replace(before, finished=finished)
-    return highest.incarnation, RecordedWorld(highest.round, highest.seal_id, highest.size, finished)
-
-
-def _highest(run: Run) -> _WorldName | None:
-    """The highest world that was announced, or that the record names."""
-    if run.recorded is not None:
-        recorded = run.recorded
-        return _WorldName(run.incarnation, recorded.round, recorded.seal_id, recorded.size)
-    known = next(run.heard.values(), None)
-    return None if known is None else _WorldName(known.incarnation, known.round, known.seal_id, known.size)
+    recorded = run.recorded or RecordedWorld(highest.round, highest.seal_id, highest.size)
+    finished = rank_bitmap(rank for rank, known in run.heard.items() if known.finished)
+    return highest.incarnation, replace(recorded, finished=finished)
 
 
 def _with_heard(run: Run, rank: int, heard: HeardRank) -> Run:
@@ -410,24 +318,12 @@ def _with_heard(run: Run, rank: int, heard: HeardRank) -> Run:
     return change(run, heard=run.heard.set(rank, heard), ranks=run.ranks.set(heard.node.id, rank))
 
 
-def _unannounced(world: _WorldName, rank: int, *, finished: bool = False, gone: bool = False) -> HeardRank:
+def _unannounced(of_round: int, rank: int, *, finished: bool = False, gone: bool = False) -> HeardRank:
     """A rank that will not speak."""
-    node = _nobody(world, rank)
-    return HeardRank(
-        node, world.incarnation, world.round, world.seal_id, world.size, finished, finished, gone, announced=False
-    )
+    return HeardRank(_nobody(of_round, rank), finished, finished, gone, announced=False)
 
 
-def _nobody(world: _WorldName | World, rank: int) -> Node:
+def _nobody(of_round: int, rank: int) -> Node:
     """A stand-in for a member that was never heard."""
-    name = f"rank-{rank}-of-round-{world.round}"
+    name = f"rank-{rank}-of-round-{of_round}"
     return Node(id=name, name=name)
-
-
-def _spoke(node: Node, seat: Seat) -> str:
-    return f"{node.name} had rank {seat.rank} of {seat.size} in round {seat.round}"
-
-
-def _roster(run: Run, highest: _WorldName) -> tuple[Node, ...]:
-    heard = (run.heard.get(rank) for rank in range(highest.size))
-    return tuple(known.node if known is not None else _nobody(highest, rank) for rank, known in enumerate(heard))

@@ -1,108 +1,93 @@
-"""The seal rule (rule 4): when a world is sealed, and who is in it."""
+"""The seal rule (rule 4): when a world is sealed, and which nodes are in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from operator import attrgetter
 
 import msgspec
 
 from rallypoint import wording
 from rallypoint.core import explain
-from rallypoint.core.changes import Durability, Step, charge, enter
-from rallypoint.core.model import Phase, Run, WaitingNode, World
-from rallypoint.core.notices import Notice, Sealed
+from rallypoint.core.changes import Durability, Notice, Step, change, charge, enter
+from rallypoint.core.model import Phase, Run, World
 from rallypoint.messages.notices import StandBy
-from rallypoint.ranking import STICKY, Candidate, RankPolicy, rank
+from rallypoint.ranking import STICKY, Candidate, Policies, rank
 from rallypoint.sorted_map import SortedMap
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether to seal now, the reason in words, and until when the wait lasts at most (None: nobody knows)."""
+    """Whether to seal now, the reason in words, and until when the wait lasts at most (None: that is not known)."""
 
     seal: bool
     why: str
     until: float | None = None
 
 
-class Turnout(msgspec.Struct, frozen=True):
-    """Who would be in a world sealed now: survivors and newcomers with a place, spares called up; and who is awaited."""
-
-    present: int
-    spares: int
-    awaited: int
-
-    @property
-    def total(self) -> int:
-        """How many the world would have."""
-        return self.present + self.spares
-
-
-def turnout(run: Run, now: float) -> Turnout:
-    """Count who has a place.
+def turnout(run: Run, now: float) -> tuple[int, int, int]:
+    """How many survivors and newcomers, and how many spares, are in a world sealed now, and how many members are awaited.
 
     While live members of the broken world are awaited their places are kept, so that a newcomer that happens to be
     quicker than a worker's clean-up does not displace a member.  Spares fill a gap that a lost member left, and in a
-    first round only what is missing to min.  Once a member has finished, nobody new is admitted (rule 8).
+    first round only what is missing to min.  Once a member has finished, no newcomer is admitted (rule 8).
     """
     bounds, back = run.bounds, len(run.returned)
     awaited = len(run.active) if run.regroup_ends is not None and now < run.regroup_ends else 0
     if run.ending_started:
-        return Turnout(back, 0, awaited)
+        return back, 0, awaited
     present = back + min(len(run.queue), max(bounds.max - back - awaited, 0))
     wanted = min(run.world.size, bounds.max) if run.world is not None and run.regrouping else bounds.min
-    called = min(len(run.spares), max(wanted - present - awaited, 0))
-    return Turnout(present, called, awaited)
+    return present, min(len(run.spares), max(wanted - present - awaited, 0)), awaited
 
 
 def decide(run: Run, now: float) -> Verdict:
     """Whether the gathering round is to be sealed now."""
     verdict = _decide(run, now)
-    if verdict.seal and run.hindrance:
-        return Verdict(False, run.hindrance)
-    return verdict
+    return Verdict(False, run.hindrance) if verdict.seal and run.hindrance else verdict
 
 
 def _decide(run: Run, now: float) -> Verdict:
-    here, bounds = turnout(run, now), run.bounds
-    if here.present >= bounds.max:
-        return Verdict(True, explain.full(run))
+    (present, spares, awaited), bounds = turnout(run, now), run.bounds
+    total = present + spares
+    if present >= bounds.max:
+        return Verdict(True, f"all {bounds.max} nodes are here" if bounds.max > 1 else "its only node is here")
     if run.regrouping:
-        if here.awaited:
+        if awaited:
             return Verdict(False, explain.awaiting_members(run, now), run.regroup_ends)
-        if here.total >= bounds.min:
+        if total >= bounds.min:
             return Verdict(True, explain.all_back(run))
-        return Verdict(False, explain.below_min(run, here.total, now))
-    if here.total < bounds.min or here.present == 0:
-        return Verdict(False, explain.too_few(run, here.total, now))
+        return Verdict(False, explain.too_few(run, total, now))
+    if total < bounds.min or present == 0:
+        return Verdict(False, explain.too_few(run, total, now))
     if run.last_call_ends is not None and now >= run.last_call_ends:
         return Verdict(True, f"the last call ended, and at most {wording.nodes(bounds.max)} are wanted")
-    return Verdict(False, explain.last_call(run, here.total, now), run.last_call_ends)
+    return Verdict(False, explain.last_call(run, total, now), run.last_call_ends)
 
 
-def minimum_reached(run: Run, now: float) -> bool:
-    """Whether a first round has enough nodes for a last call to run."""
-    here = turnout(run, now)
-    return not run.regrouping and here.present > 0 and here.total >= run.bounds.min
+def with_last_call(run: Run, now: float) -> Run:
+    """The run with its last call: it begins when a first round has min nodes, also during recovery (rules 4, 14)."""
+    present, spares, _ = turnout(run, now)
+    enough = not run.regrouping and present > 0 and present + spares >= run.bounds.min
+    if enough == (run.last_call_ends is not None):
+        return run
+    return change(run, last_call_ends=now + run.settings.last_call_s if enough else None)
 
 
-def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankPolicy]) -> Step:
-    """Seal the round with everybody who has a place, and let the rest stand by."""
-    here = turnout(run, now)
-    run = _charge_the_late(run, now)
-    queue = sorted(run.queue.values(), key=_arrival)
-    spares = sorted(run.spares.values(), key=_arrival)
-    newcomers = here.present - len(run.returned)
-    chosen = [*run.returned.values(), *queue[:newcomers], *spares[: here.spares]]
+def seal(run: Run, why: str, now: float, mint: str, policies: Policies) -> Step:
+    """Seal the round with all nodes that have a place, and let the rest stand by."""
+    present, called, _ = turnout(run, now)
+    if run.world is not None and run.regrouping:
+        # Members that did not come back in time will return as newcomers, and would break the next world as often.
+        for old_rank in run.active.values():
+            run = charge(run, run.world.members[old_rank].name, now)
+    queue, spares = (sorted(table.values(), key=attrgetter("arrival")) for table in (run.queue, run.spares))
+    newcomers = present - len(run.returned)
+    chosen = [*run.returned.values(), *queue[:newcomers], *spares[:called]]
     policy = run.settings.rank_policy
     if policy not in policies:
         # A server that took over may lack what the run was founded with; the run goes on all the same.
         why = f"{why} (there is no rank policy {policy!r} here: {STICKY!r} is used)"
         policy = STICKY
-    ranking = rank(
-        policies,
-        policy,
-        [Candidate(w.node, w.arrival, run.ranks.get(w.node.id)) for w in chosen],
-    )
+    ranking = rank(policies, policy, [Candidate(w.node, w.arrival, run.ranks.get(w.node.id)) for w in chosen])
     world = World(run.incarnation, run.round + 1, f"s{mint}", ranking.members, now)
     ranks = SortedMap.build((node.id, r) for r, node in enumerate(world.members))
     sealed = enter(
@@ -112,31 +97,16 @@ def seal(run: Run, why: str, now: float, mint: str, policies: Mapping[str, RankP
         world=world,
         ranks=ranks,
         active=ranks,
-        returned=SortedMap[str, WaitingNode](),
+        returned=SortedMap(),
         queue=SortedMap.build((w.node.id, w) for w in queue[newcomers:]),
-        spares=SortedMap.build((w.node.id, w) for w in spares[here.spares :]),
+        spares=SortedMap.build((w.node.id, w) for w in spares[called:]),
         last_call_ends=None,
         regroup_ends=None,
-        hold_ends=None,
         told_waiting=0,
         told_at=now,
     )
-    surplus = tuple(
-        Notice(w.node.id, StandBy(run.incarnation, sealed.round, explain.standing_by(sealed)))
-        for w in queue[newcomers:]
-    )
-    told = (Notice((ranks,), Sealed(world, ranking.remarks)), *surplus)
+    stand_by = StandBy(run.incarnation, world.round, explain.standing_by(sealed))
+    placed = (Notice(n.id, world.place(r, ranking.remarks.get(n.id, ""))) for r, n in enumerate(world.members))
+    told = (*placed, *(Notice(w.node.id, stand_by) for w in queue[newcomers:]))
     words = f"round {world.round} is sealed with {wording.nodes(world.size)}: {why}"
     return Step(sealed, told, words, Durability.SEAL_OR_CLOSE)
-
-
-def _charge_the_late(run: Run, now: float) -> Run:
-    """Members who did not come back in time will return as newcomers, and would break the next world as often."""
-    if run.world is not None and run.regrouping:
-        for old_rank in run.active.values():
-            run = charge(run, run.world.members[old_rank].name, now)
-    return run
-
-
-def _arrival(waiter: WaitingNode) -> int:
-    return waiter.arrival

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from rallypoint.core.model import Phase, Run, rank_bitmap, ranks_of
+from rallypoint.core.model import Phase, Run
 from rallypoint.location.actions import Action, ClaimedAgain, Doubt, ReadRecord, Recorded, Renewed, Stop, WriteRecord
 from rallypoint.location.claiming import WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S
 from rallypoint.location.register import Entry
+from rallypoint.messages.types import rank_bitmap, ranks_of
 from rallypoint.record import MOST_RANKS, Record, encode, of
 
 FIRST_RETRY_S = 0.05

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from rallypoint import wording
-from rallypoint.core.model import Phase, RecordedWorld
+from rallypoint.core.model import Phase
+from rallypoint.messages.types import RecordedWorld
 from rallypoint.protocol import Status
 from rallypoint.record import Record
 from rallypoint.report import RunLine

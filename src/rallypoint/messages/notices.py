@@ -37,7 +37,7 @@ class WaitingCount(msgspec.Struct, frozen=True, tag="waiting"):
 class KeepWaiting(msgspec.Struct, frozen=True, tag="wait"):
     """You are in the queue, and this is what is awaited (rule 11), at most for so long where that is known.
 
-    `round` is the last one that was sealed: who has heard of it can tell a server that forgets.
+    `round` is the last one that was sealed: a node that has heard of it can tell a server that forgot it.
     """
 
     incarnation: Token

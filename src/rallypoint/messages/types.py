@@ -1,8 +1,12 @@
-"""The nouns that both ends of a connection share: nodes, bounds, settings, and why a node leaves.  All of it is immutable."""
+"""The nouns of messages and records: nodes, bounds, settings, recorded worlds, and why a node leaves.
+
+All of it is immutable.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated
@@ -84,7 +88,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The times and choices of a run, set by whoever founds it."""
+    """The times and choices of a run, set by its founder."""
 
     last_call_s: Seconds = 30.0
     regroup_s: Seconds = 60.0
@@ -105,6 +109,45 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     def hold_s(self) -> float:
         """How long after its start a server without a record can still hear of an earlier life (rule 14)."""
         return self.heartbeat_timeout_s + self.reconnect_backoff_s
+
+
+class RecordedWorld(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The world that a record names: the only one that can be current (rule 17f).
+
+    `finished` is a bitmap of ranks (the lowest bit of the first byte is rank 0), `ended_before` counts the nodes that
+    finished in earlier worlds (rule 8).  `broken`, and the bitmap `gone` of the ranks that left a broken world, are
+    written when the server hands over.
+    """
+
+    round: Annotated[int, Meta(ge=1, le=2**53)]
+    seal_id: Name
+    size: Size
+    finished: Annotated[bytes, Meta(max_length=125_000)] = b""
+    ended_before: Count = 0
+    broken: bool = False
+    gone: Annotated[bytes, Meta(max_length=125_000)] = b""
+
+    def __post_init__(self) -> None:
+        if any(rank >= self.size for rank in (*self.finished_ranks(), *ranks_of(self.gone))):
+            raise ValueError(f"a world of {self.size} cannot have ranks beyond that")
+
+    def finished_ranks(self) -> Iterator[int]:
+        """The ranks that have finished, in order."""
+        return ranks_of(self.finished)
+
+
+def ranks_of(bitmap: bytes) -> Iterator[int]:
+    """The ranks in a bitmap, in order."""
+    return (place * 8 + bit for place, byte in enumerate(bitmap) if byte for bit in range(8) if byte >> bit & 1)
+
+
+def rank_bitmap(ranks: Iterable[int]) -> bytes:
+    """Ranks as the bitmap that `RecordedWorld` holds."""
+    bits = bytearray()
+    for rank in ranks:
+        bits.extend(bytes(max(rank // 8 + 1 - len(bits), 0)))
+        bits[rank // 8] |= 1 << rank % 8
+    return bytes(bits)
 
 
 def is_loopback(node: Node) -> bool:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 import msgspec
 
 from rallypoint.core import recovery, transition
-from rallypoint.core.changes import Durability, Step, change
+from rallypoint.core.changes import Durability, Step, change, spell_out
 from rallypoint.core.events import Event, Evicted, Lost
 from rallypoint.core.model import Phase, Run
-from rallypoint.core.notices import spell_out
 from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage
 from rallypoint.messages.types import Settings
