@@ -54,10 +54,9 @@ class StateFile:
             self._opened = opened.pop_all()
 
     def read(self) -> dict[str, bytes]:
-        """The newest record of each run.  Call this once, before the first write.
+        """The newest record of each run; once, before the first write.  A damaged end is cut off, with a warning.
 
-        A damaged end is cut off, with a warning.  RendezvousStateError is raised for any other damage, and the file is
-        left as it is.
+        RendezvousStateError is raised for any other damage, and the file is left as it is.
         """
         try:
             with os.fdopen(self._file, "rb", closefd=False) as file:
@@ -68,14 +67,18 @@ class StateFile:
         self._live = {run: state_format.encode(run, record) for run, record in contents.records.items()}
         self._length_bytes = contents.length_bytes
         if contents.damage:
-            self._cut_off_damage(contents.damage)
+            extra_bytes, damage = os.fstat(self._file).st_size - self._length_bytes, contents.damage
+            log.warning("the last %d bytes of the state file %s are cut off: %s", extra_bytes, self.path, damage)
+            self._torn = True
+            with suppress(OSError):  # the first write cuts again
+                self._cut()
         return contents.records
 
     def write(self, changes: Mapping[str, bytes | None]) -> None:
         """Append the new records and wait until they are on disk; None: the run has ended and is forgotten.
 
-        A record is JSON without newlines.  After an OSError nothing of this write counts.  The next write repeats it,
-        unless that one brings something newer for the same run.
+        After an OSError nothing of this write counts.  The next write repeats it, except for runs of which it brings
+        something newer.
         """
         assert self._was_read, "read() comes before the first write()"
         lines = {run: None if record is None else state_format.encode(run, record) for run, record in changes.items()}
@@ -85,7 +88,9 @@ class StateFile:
         }
         if self._unwritten or self._torn:
             self._append(b"".join(line or state_format.encode(run) for run, line in self._unwritten.items()))
-            self._count_what_was_written()
+            written, self._unwritten = self._unwritten, {}
+            live = {**self._live, **written}
+            self._live = {run: line for run, line in live.items() if line is not None}
             self._compact_if_long()
 
     def close(self) -> None:
@@ -140,13 +145,6 @@ class StateFile:
             return False
         return os.path.samestat(named, os.fstat(self._file))
 
-    def _cut_off_damage(self, damage: str) -> None:
-        extra_bytes = os.fstat(self._file).st_size - self._length_bytes
-        log.warning("the last %d bytes of the state file %s are cut off: %s", extra_bytes, self.path, damage)
-        self._torn = True
-        with suppress(OSError):  # the first write cuts again
-            self._cut()
-
     def _append(self, data: bytes) -> None:
         if not self._length_bytes:
             data = state_format.HEADER + data
@@ -163,14 +161,6 @@ class StateFile:
             raise
         self._torn = False
         self._length_bytes += len(data)
-
-    def _count_what_was_written(self) -> None:
-        for run, line in self._unwritten.items():
-            if line is None:
-                del self._live[run]
-            else:
-                self._live[run] = line
-        self._unwritten = {}
 
     def _cut(self) -> None:
         """Remove what follows the lines that took effect, so that no line is appended to half a line."""
@@ -193,11 +183,8 @@ class StateFile:
         except OSError as exc:
             # An attempt writes every line that counts, so the next one waits until the file has grown by a quarter.
             self._compact_from_bytes = self._length_bytes + self._length_bytes // 4
-            log.warning(
-                "the state file %s cannot be compacted: %s; it goes on growing, and the server tries again later",
-                self.path,
-                exc.strerror,
-            )
+            later = "it goes on growing, and the server tries again later"
+            log.warning("the state file %s cannot be compacted: %s; %s", self.path, exc.strerror, later)
 
     def _compact(self) -> None:
         """Replace the file by one with only the lines that count.  A crash leaves the old file or the new one."""

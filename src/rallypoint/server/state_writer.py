@@ -1,7 +1,6 @@
 """Writing records to the state file without holding up the server: in a thread of its own, many at a time.
 
-A file that cannot be written costs durability and nothing else: what was decided is told all the same, and the log says
-so (rule 14).
+A file that cannot be written costs durability only: what was decided is told all the same, and the log says so (rule 14).
 """
 
 from __future__ import annotations
@@ -60,25 +59,18 @@ class StateWriter:
         self._state.close()
 
     async def _write(self, recorded: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            await self._write_all(recorded)
+            while self._changes:
+                changes, self._changes = self._changes, {}
+                awaited, self._awaited = self._awaited, []
+                try:
+                    await loop.run_in_executor(self._thread, self._state.write, changes)
+                except OSError as exc:
+                    lost = "a restart would not know of the last change of"
+                    log.error("%s cannot be written: %s; %s %s", self._state.path, exc, lost, ", ".join(changes))
+                for run_id in awaited:
+                    # What goes wrong with one run must not keep the others from being told.
+                    loop.call_soon(recorded, run_id)
         finally:
             self._task = None
-
-    async def _write_all(self, recorded: Callable[[str], None]) -> None:
-        loop = asyncio.get_running_loop()
-        while self._changes:
-            changes, self._changes = self._changes, {}
-            awaited, self._awaited = self._awaited, []
-            try:
-                await loop.run_in_executor(self._thread, self._state.write, changes)
-            except OSError as exc:
-                log.error(
-                    "%s cannot be written: %s; a restart would not know of the last change of %s",
-                    self._state.path,
-                    exc,
-                    ", ".join(changes),
-                )
-            for run_id in awaited:
-                # What goes wrong with one run must not keep the others from being told.
-                loop.call_soon(recorded, run_id)
