@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from types import TracebackType
+from contextlib import suppress
 from typing import TypeVar
 
 from rallypoint import protocol
@@ -42,13 +42,7 @@ class AdminClient:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        patience_s: float = PATIENCE_S,
-        secret: str = "",
-        *,
-        connect_s: float | None = None,
+        self, host: str, port: int, patience_s: float = PATIENCE_S, secret: str = "", *, connect_s: float | None = None
     ) -> None:
         self.where = written(host, port)
         self._patience_s = patience_s
@@ -73,9 +67,7 @@ class AdminClient:
     def __enter__(self) -> AdminClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def runs(self) -> protocol.Runs:
@@ -87,8 +79,12 @@ class AdminClient:
         return self._ask(protocol.AskStatus(self._next(), run_id), protocol.Status)
 
     def statuses(self) -> list[protocol.Status]:
-        """Where every run stands, of the first by name."""
-        return [status for line in self.runs().runs if (status := self._status_if_any(line.run_id)) is not None]
+        """Where every run stands, of the first by name; one that ends between two questions is left out."""
+        found = []
+        for line in self.runs().runs:
+            with suppress(NotDoneError):
+                found.append(self.status(line.run_id))
+        return found
 
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
@@ -101,15 +97,6 @@ class AdminClient:
     def lift(self, run_id: str, node: str) -> str:
         """Let a node in again that was evicted, by its name or id; what was done."""
         return self._ask(protocol.AskLift(self._next(), run_id, node), protocol.Done).why
-
-    # Inside -------------------------------------------------------------------------------------------------------
-
-    def _status_if_any(self, run_id: str) -> protocol.Status | None:
-        """Where a run stands; None where it ended between the two questions."""
-        try:
-            return self.status(run_id)
-        except NotDoneError:
-            return None
 
     def _connect(self, host: str, port: int, connect_s: float) -> socket.socket:
         try:
@@ -147,10 +134,8 @@ class AdminClient:
     def _say(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
-        except TimeoutError as exc:
-            raise self._silence() from exc
         except OSError as exc:
-            raise self._hung_up() from exc
+            raise self._failure(exc) from exc
 
     def _hear(self, *kinds: type[protocol.FromServer]) -> protocol.FromServer:
         """The next message of these kinds; a goodbye and whatever else goes wrong is an error."""
@@ -175,11 +160,11 @@ class AdminClient:
         except TimeoutError as exc:
             if wait < left:
                 return self._refuse_http()
-            raise self._silence() from exc
+            raise self._failure(exc) from exc
         except OSError as exc:
-            raise self._hung_up() from exc
+            raise self._failure(exc) from exc
         if not data:
-            raise self._hung_up()
+            raise self._failure()
         try:
             self._heard.extend(protocol.read(body, protocol.FROM_SERVER) for body in self._reader.feed(data))
         except RendezvousStateError as exc:
@@ -190,28 +175,26 @@ class AdminClient:
         import asyncio
 
         from rallypoint.client.locator import Target
-        from rallypoint.client.probe import what_answers
 
         self._is_probed = True
         host, port = self._socket.getpeername()[:2]
-        if found := asyncio.run(what_answers(Target((host,), port))):
+        if found := asyncio.run(Target((host,), port).what_answers()):
             raise RendezvousConnectionError(f"no rallypoint server is at {self.where}{found}; use another port")
 
-    def _silence(self) -> RendezvousConnectionError:
-        if self._is_welcome:
-            return RendezvousConnectionError(
-                f"the server at {self.where} did not answer within {self._patience_s:.2g} s: it may hang, or wait for what "
-                f"it has decided to be recorded"
+    def _failure(self, problem: OSError | None = None) -> RendezvousConnectionError:
+        """What to say of a connection that ended, or that is silent."""
+        where = f"the server at {self.where}" if self._is_welcome else self.where
+        if isinstance(problem, TimeoutError):
+            why = f"took the connection and then said nothing for {self._patience_s:.2g} s: it may be something else, "
+            why += "such as a web server or torch's TCPStore, or a server that hangs"
+            if self._is_welcome:
+                why = f"did not answer within {self._patience_s:.2g} s: it may hang, or wait for what it has decided to be "
+                why += "recorded"
+        elif self._is_welcome:
+            why = "ended before it answered"
+        else:
+            why = (
+                "closed the connection without a word: it may be something else, such as torch's TCPStore, or a server "
             )
-        return RendezvousConnectionError(
-            f"{self.where} took the connection and then said nothing for {self._patience_s:.2g} s: it may be something "
-            f"else, such as a web server or torch's TCPStore, or a server that hangs"
-        )
-
-    def _hung_up(self) -> RendezvousConnectionError:
-        if self._is_welcome:
-            return RendezvousConnectionError(f"the server at {self.where} ended before it answered")
-        return RendezvousConnectionError(
-            f"{self.where} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "
-            f"server that is just ending"
-        )
+            why += "that is just ending"
+        return RendezvousConnectionError(f"{where} {why}")
