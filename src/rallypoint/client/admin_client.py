@@ -157,11 +157,9 @@ class AdminClient:
                 raise TimeoutError
             self._socket.settimeout(wait)
             data = self._socket.recv(_CHUNK)
-        except TimeoutError as exc:
-            if wait < left:
-                return self._refuse_http()
-            raise self._failure(exc) from exc
         except OSError as exc:
+            if isinstance(exc, TimeoutError) and wait < left:
+                return self._refuse_http()
             raise self._failure(exc) from exc
         if not data:
             raise self._failure()

@@ -71,8 +71,6 @@ class Link:
         self._gave_up = ""
         self._closed = False
 
-    # For other threads --------------------------------------------------------------------------------------------
-
     @property
     def view(self) -> View:
         """What the node knows at the moment."""
@@ -80,7 +78,7 @@ class Link:
 
     def join(self, timeout_s: float, unless: Callable[[], bool]) -> None:
         """Ask for a place in the next world, unless that is of no use by then; the view tells what came of it."""
-        number = self._joins_ordered = self._joins_ordered + 1
+        self._joins_ordered = number = self._joins_ordered + 1
         self._order(lambda: self._join(number, timeout_s, unless))
 
     @property
@@ -168,8 +166,7 @@ class Link:
 
     def where(self) -> str:
         """Where the server is looked for, with the addresses that a name was found at."""
-        found = f" ({', '.join(self._tried)})" if self._tried else ""
-        return f"{self._locator.where()}{found}"
+        return self._locator.where() + (f" ({', '.join(self._tried)})" if self._tried else "")
 
     # On the loop --------------------------------------------------------------------------------------------------
 
@@ -233,8 +230,7 @@ class Link:
     async def _stay_connected(self) -> None:
         """Connect, stay, and connect again with a growing pause; beat all the while."""
         self._plan_beat()
-        pause = FIRST_RETRY_S
-        is_wanted = False
+        pause, is_wanted = FIRST_RETRY_S, False
         try:
             while not self._closed and self.refusal is None:
                 connection = _LinkConnection(self)
@@ -303,8 +299,6 @@ class Link:
         self._do(lambda: self.session.ended(time.monotonic()), always=True)
         if self._target is not None and not self._closed:
             self._locator.failed(self, self._target, refused=refused)
-
-    # For the locator ----------------------------------------------------------------------------------------------
 
     def move(self) -> None:
         """The server is elsewhere now: connect there at once."""

@@ -13,18 +13,11 @@ from datetime import timedelta
 
 import msgspec
 
-from rallypoint import events, wording
+from rallypoint import errors, events, wording
 from rallypoint.client import view as views
 from rallypoint.client.link import Link, Prepare
 from rallypoint.client.round_store import RoundStore, Serve, StoreOffer, cannot_listen, serve_here
 from rallypoint.client.view import State, View
-from rallypoint.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-)
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Ending, Node, Reason
 from rallypoint.protocol import AskHeard, Peer
@@ -130,7 +123,7 @@ class Member:
     def is_closed_now(self) -> bool:
         """Whether the run is closed: the server is asked if it answers, since a push may still be under way."""
         if not self.is_closed() and self.link.is_connected:
-            with suppress(RendezvousError):
+            with suppress(errors.RendezvousError):
                 # Its answer comes after what it said before.
                 self.link.ask(AskHeard, _ASK_S)
         return self.is_closed()
@@ -143,13 +136,13 @@ class Member:
         link.connect()
         deadline = time.monotonic() + self.close_s
         if not link.wait(lambda _: link.is_connected or link.refusal is not None, deadline):
-            raise RendezvousConnectionError(
+            raise errors.RendezvousConnectionError(
                 f"run {self.run_id!r} could not be closed: the server at {link.where()} cannot be reached: "
                 f"{link.refusal or link.trouble}"
             )
         link.ask_to_close()
         if not link.is_heard(deadline):
-            raise RendezvousConnectionError(
+            raise errors.RendezvousConnectionError(
                 f"run {self.run_id!r} was asked to close, but the server at {link.where()} did not confirm it "
                 f"within {self.close_s:.0f} s; this node goes on asking until it leaves"
             )
@@ -159,7 +152,7 @@ class Member:
         """The members of the world, page by page, in the order of their ranks."""
         world = self.view.world
         if world is None:
-            raise RendezvousError("there is no world yet: join first")
+            raise errors.RendezvousError("there is no world yet: join first")
         yield from self.link.peers(world, self.call_s)
 
     def store(self, placed: Placed) -> RoundStore:
@@ -347,25 +340,25 @@ class Member:
             raise self._refused(link.refusal, link.refused_by)
         if view.state is State.CLOSED:
             if view.stood_by and view.ending is Ending.SUCCEEDED:
-                raise RendezvousGracefulExitError(f"{run} ended well, and this spare was not needed")
-            raise RendezvousClosedError(f"{run} is closed as {view.ending.value}: {view.why}")
+                raise errors.RendezvousGracefulExitError(f"{run} ended well, and this spare was not needed")
+            raise errors.RendezvousClosedError(f"{run} is closed as {view.ending.value}: {view.why}")
         if view.state is State.REFUSED:
-            raise RendezvousError(f"{run} cannot be joined: {view.why}")
+            raise errors.RendezvousError(f"{run} cannot be joined: {view.why}")
         self._check_left()
         if not link.is_connected:
-            raise RendezvousTimeoutError(
+            raise errors.RendezvousTimeoutError(
                 f"{run} was not joined within {elapsed_s:.1f} s: {self._trouble()}; is it running there, and does its "
                 f"port let nodes in?"
             )
         why = self._trouble() or view.why
-        raise RendezvousTimeoutError(f"{run} at {link.where()} was not joined within {elapsed_s:.1f} s: {why}")
+        raise errors.RendezvousTimeoutError(f"{run} at {link.where()} was not joined within {elapsed_s:.1f} s: {why}")
 
     def _refused(self, why: str, cause: Exception | None) -> Exception:
         """What a join raises that is refused; an error of a user's own code reaches that user as it is."""
-        if cause is not None and not isinstance(cause, RendezvousError):
+        if cause is not None and not isinstance(cause, errors.RendezvousError):
             return cause
-        kind: type[RendezvousError] = RendezvousConnectionError
-        if cause is not None and not isinstance(cause, RendezvousConnectionError):
+        kind: type[errors.RendezvousError] = errors.RendezvousConnectionError
+        if cause is not None and not isinstance(cause, errors.RendezvousConnectionError):
             kind = type(cause)
         refused = kind(f"run {self.run_id!r} cannot be joined at {self.link.where()}: {why}")
         refused.__cause__ = cause
@@ -377,16 +370,16 @@ class Member:
         if self._left or (not self.link.is_joining and self.view.state not in _INVOLVED):
             return
         why = f"its join failed: {failure}"
-        if isinstance(failure, RendezvousTimeoutError):
+        if isinstance(failure, errors.RendezvousTimeoutError):
             why = "its join timed out"
         elif isinstance(failure, KeyboardInterrupt):
             why = "its join was interrupted"
-        with suppress(RendezvousError):  # the first error is the one that is raised
+        with suppress(errors.RendezvousError):  # the first error is the one that is raised
             self.link.leave(Reason.WITHDREW, why)
 
     def _check_left(self) -> None:
         if self._left:
-            raise RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
+            raise errors.RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
 
     def _open_store(self, placed: Placed) -> None:
         with self._storing:

@@ -164,12 +164,12 @@ class Session:
     def _look(self, now: float) -> None:
         """A node that was itself paused for longer than it is waited for distrusts its world at once (rule 9)."""
         pause_s = now - self._looked_at if self._looked_at is not None else 0.0
-        if pause_s > self.view.settings.heartbeat_timeout_s and not self._is_beside_server:
+        if pause_s > self.view.settings.heartbeat_timeout_s and not self._serves_here:
             self.view = views.paused(self.view, pause_s)
         self._looked_at = now
 
     @property
-    def _is_beside_server(self) -> bool:
+    def _serves_here(self) -> bool:
         """Whether this process serves at a fixed address: the server was paused with the node, and gave no node up.
 
         So a program that holds the interpreter for seconds, to load a model, does not cost the whole job a restart.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rallypoint")
 
-PATIENCE_S = 2.0
+REPORT_AFTER_S = 2.0
 """How long a wait may take before it is reported, and how long one sentence stands before the next."""
 LOOK_S = 1.0
 _WRITE_S = 0.5
@@ -164,7 +164,7 @@ def _report(member: Member, reporter: Reporter, done: threading.Event) -> None:
                     continue
                 is_spare, gist = view.state is State.SPARE, wording.gist(why)
                 # A node that becomes a spare says so at once, anything else can wait.
-                is_due = now >= told_at + PATIENCE_S or (is_spare and not told_as_spare)
+                is_due = now >= told_at + REPORT_AFTER_S or (is_spare and not told_as_spare)
                 is_news = is_due and gist != told
                 if is_news:
                     told, told_at, told_as_spare = gist, now, is_spare

@@ -7,31 +7,13 @@ from itertools import islice
 
 import msgspec
 
-from rallypoint import wording
+from rallypoint import protocol, wording
 from rallypoint.core import evictions
 from rallypoint.core.events import Evicted, EvictionLifted
 from rallypoint.core.model import Run, kept_out
 from rallypoint.errors import RendezvousError
 from rallypoint.messages.requests import CloseAsked
-from rallypoint.protocol import (
-    CLOSED,
-    PAGE_SIZE,
-    UNKNOWN_RUN,
-    Answer,
-    Ask,
-    AskClose,
-    AskEvict,
-    AskHeard,
-    AskLift,
-    AskPeers,
-    AskRuns,
-    AskStatus,
-    Done,
-    Peer,
-    Peers,
-    Runs,
-    Status,
-)
+from rallypoint.protocol import PAGE_SIZE, Answer, Ask, AskClose, AskEvict, AskLift, Done
 from rallypoint.report import kept_out_of, line_of, node_to_evict, nodes_of
 from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
@@ -53,31 +35,33 @@ def answer(
     ask: Ask, run_id: str, known: Mapping[str, HostedRun], now: float, messages: Mapping[str, int], *, is_node: bool
 ) -> Answer:
     """The answer to a question; `run_id` is the run of the node that asks."""
-    if isinstance(ask, AskPeers):
+    if isinstance(ask, protocol.AskPeers):
         return _peers(ask, known.get(run_id))
-    if isinstance(ask, AskHeard):
+    if isinstance(ask, protocol.AskHeard):
         return Done(ask.number, True)
     if is_node:
         return Done(ask.number, False, "a node does not administer its run")
-    if isinstance(ask, AskRuns):
+    if isinstance(ask, protocol.AskRuns):
         lines = (line_of(known[name].run, known[name].time(now)) for name in sorted(known)[:PAGE_SIZE])
-        return Runs(ask.number, len(known), tuple(lines))
-    assert isinstance(ask, AskStatus), "a close and an eviction are no questions"
+        return protocol.Runs(ask.number, len(known), tuple(lines))
+    assert isinstance(ask, protocol.AskStatus), "a close and an eviction are no questions"
     hosted = known.get(ask.run_id)
     if hosted is None:
         return _unknown_run(ask)
     run, run_now = hosted.run, hosted.time(now)
     nodes, out = islice(nodes_of(run), PAGE_SIZE), islice(kept_out_of(run, run_now), PAGE_SIZE)
-    return Status(ask.number, line_of(run, run_now), str(run.bounds), tuple(nodes), dict(messages), tuple(out))
+    return protocol.Status(ask.number, line_of(run, run_now), str(run.bounds), tuple(nodes), dict(messages), tuple(out))
 
 
-def _peers(ask: AskPeers, hosted: HostedRun | None) -> Peers | Done:
+def _peers(ask: protocol.AskPeers, hosted: HostedRun | None) -> protocol.Peers | Done:
     """A page of the roster of the world that the node holds."""
     world = hosted.run.world if hosted is not None else None
     if world is None or world.seal_id != ask.seal_id:
         return Done(ask.number, False, "that world is over: join again to learn who is in the next one")
     members = enumerate(world.members[ask.start : ask.start + PAGE_SIZE], ask.start)
-    return Peers(ask.number, world.size, tuple(Peer(i, node.name, node.address, node.topology) for i, node in members))
+    return protocol.Peers(
+        ask.number, world.size, tuple(protocol.Peer(i, node.name, node.address, node.topology) for i, node in members)
+    )
 
 
 def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: float) -> Order | Done:
@@ -87,7 +71,7 @@ def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: 
     closing = hosted.run.closing
     if closing is not None and not isinstance(ask, AskLift):
         why = f"run {ask.run_id!r} is closed already, as {closing.ending.value}: {closing.why}"
-        return Done(ask.number, False, why, CLOSED)
+        return Done(ask.number, False, why, protocol.CLOSED)
     if isinstance(ask, AskClose):
         return Order(CloseAsked(by="an administrator", why=ask.why or "an administrator closed it"))
     try:
@@ -98,8 +82,8 @@ def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: 
         return Done(ask.number, False, str(exc))
 
 
-def _unknown_run(ask: AskStatus | AskClose | AskEvict | AskLift) -> Done:
-    return Done(ask.number, False, f"there is no run {ask.run_id!r}", UNKNOWN_RUN)
+def _unknown_run(ask: protocol.AskStatus | AskClose | AskEvict | AskLift) -> Done:
+    return Done(ask.number, False, f"there is no run {ask.run_id!r}", protocol.UNKNOWN_RUN)
 
 
 def _eviction(ask: AskEvict, run: Run, now: float) -> Order:

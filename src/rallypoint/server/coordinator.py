@@ -77,8 +77,6 @@ class Coordinator:
         for run, epoch in restored:
             self.runs.restore(run, epoch, monotonic)
 
-    # What the shell calls -----------------------------------------------------------------------------------------
-
     def opened(self, caller: int, monotonic: float, *, is_local: bool = False) -> Effects:
         """A caller connected, perhaps from the server's own machine."""
         now, effects = self._look(monotonic), Effects()
@@ -98,7 +96,7 @@ class Coordinator:
         known = self._connections.get(caller)
         if known is None:
             return effects
-        if known.frame == data and known.reader.is_between_frames and self._is_unchanged(known):
+        if known.frame == data and known.reader.is_between_frames and self._run(known) is known.run is not None:
             # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
             self.messages["received"] += 1
             self._beat(known, now)
@@ -187,16 +185,10 @@ class Coordinator:
         return caller in self._connections
 
     def wake_at(self, monotonic: float) -> float:
-        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause.
-
-        Never at this very moment: the two clocks differ by a rounding, and a shell would spin on it.
-        """
+        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause."""
         latest, due = monotonic + LOOK_S, self.runs.wake_at()
-        if due is None:
-            return latest
-        return min(latest, max(due + self._clock.stalled_s, monotonic + 0.0005))
-
-    # What callers say ---------------------------------------------------------------------------------------------
+        # Never at this very moment: the two clocks differ by a rounding, and a shell would spin on it.
+        return latest if due is None else min(latest, max(due + self._clock.stalled_s, monotonic + 0.0005))
 
     def _take(self, known: Connection, body: bytes, now: float, effects: Effects) -> None:
         message, caller = protocol.read(body, protocol.FROM_NODE), known.number
@@ -216,18 +208,17 @@ class Coordinator:
             if all(to != caller for to, _ in effects.sends[sent:]):
                 # Every message is answered, so that the node knows that it is heard.
                 standing = message.standing if isinstance(message, Announced) else None
-                hosted = self.runs.known.get(known.key[0])
                 known.answered = now
                 known.waits = isinstance(message, Joined) or standing is Standing.WAITING
                 known.holds = standing is Standing.HOLDS
                 self._send(caller, self._stand_in(known, now), effects)
-                known.frame, known.run = protocol.framed(body), hosted.run if hosted is not None else None
+                known.frame, known.run = protocol.framed(body), self._run(known)
         else:
             self._asked(known, message, now, effects)
 
-    def _is_unchanged(self, known: Connection) -> bool:
+    def _run(self, known: Connection) -> Run | None:
         hosted = self.runs.known.get(known.key[0])
-        return hosted is not None and hosted.run is known.run
+        return hosted.run if hosted is not None else None
 
     def _stand_in(self, known: Connection, now: float) -> bytes:
         """What is sent where there is no answer: a pong, or to a node that waits, that the record is awaited."""
@@ -362,8 +353,6 @@ class Coordinator:
         else:
             answer = administration.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
         self._send(caller, protocol.frame(answer), effects)
-
-    # What becomes of it -------------------------------------------------------------------------------------------
 
     def _tell(self, applied: Iterable[AppliedInput], effects: Effects) -> None:
         """Send what came of inputs, and ask for the records that must be written."""

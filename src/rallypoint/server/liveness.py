@@ -32,7 +32,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """Who has been heard, and when to look at whom again."""
+    """When nodes were heard, and when to look at which of them again."""
 
     signs: SortedMap[str, Sign] = SortedMap()
     due: SortedMap[tuple[float, str], None] = SortedMap()
