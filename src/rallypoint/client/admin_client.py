@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -72,11 +73,11 @@ class AdminClient:
 
     def runs(self) -> protocol.Runs:
         """Which runs there are."""
-        return self._ask(protocol.AskRuns(self._next()), protocol.Runs)
+        return self._ask(protocol.Runs, protocol.AskRuns)
 
     def status(self, run_id: str) -> protocol.Status:
         """Where a run stands."""
-        return self._ask(protocol.AskStatus(self._next(), run_id), protocol.Status)
+        return self._ask(protocol.Status, protocol.AskStatus, run_id)
 
     def statuses(self) -> list[protocol.Status]:
         """Where every run stands, of the first by name; one that ends between two questions is left out."""
@@ -88,15 +89,15 @@ class AdminClient:
 
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
-        self._ask(protocol.AskClose(self._next(), run_id, why), protocol.Done)
+        self._ask(protocol.Done, protocol.AskClose, run_id, why)
 
     def evict(self, run_id: str, node: str, for_s: float | None = None, why: str = "") -> str:
         """Give a node up, by its name or id, and keep it out for so long (None: the server decides); what was done."""
-        return self._ask(protocol.AskEvict(self._next(), run_id, node, for_s, why), protocol.Done).why
+        return self._ask(protocol.Done, protocol.AskEvict, run_id, node, for_s, why).why
 
     def lift(self, run_id: str, node: str) -> str:
         """Let a node in again that was evicted, by its name or id; what was done."""
-        return self._ask(protocol.AskLift(self._next(), run_id, node), protocol.Done).why
+        return self._ask(protocol.Done, protocol.AskLift, run_id, node).why
 
     def _connect(self, host: str, port: int, connect_s: float) -> socket.socket:
         try:
@@ -118,12 +119,9 @@ class AdminClient:
         self._say(protocol.frame(protocol.Proof(protocol.admin_mac(self._secret, challenge.nonce))))
         self._hear(protocol.Welcome)
 
-    def _next(self) -> int:
+    def _ask(self, kind: type[A], ask: Callable[..., protocol.Ask], *details: object) -> A:
         self._asked += 1
-        return self._asked
-
-    def _ask(self, ask: protocol.Ask, kind: type[A]) -> A:
-        self._say(protocol.frame(ask))
+        self._say(protocol.frame(ask(self._asked, *details)))
         answer = self._hear(protocol.Runs, protocol.Status, protocol.Done)
         if isinstance(answer, protocol.Done) and not answer.done:
             raise NotDoneError(f"{answer.why} at {self.where}", answer.reason)
@@ -181,18 +179,15 @@ class AdminClient:
 
     def _failure(self, problem: OSError | None = None) -> RendezvousConnectionError:
         """What to say of a connection that ended, or that is silent."""
-        where = f"the server at {self.where}" if self._is_welcome else self.where
+        server, for_s = f"the server at {self.where}", f"{self._patience_s:.2g} s"
+        if self._is_welcome and isinstance(problem, TimeoutError):
+            hangs = "it may hang, or wait for what it has decided to be recorded"
+            return RendezvousConnectionError(f"{server} did not answer within {for_s}: {hangs}")
+        if self._is_welcome:
+            return RendezvousConnectionError(f"{server} ended before it answered")
+        did = "closed the connection without a word"
+        other = "such as torch's TCPStore, or a server that is just ending"
         if isinstance(problem, TimeoutError):
-            why = f"took the connection and then said nothing for {self._patience_s:.2g} s: it may be something else, "
-            why += "such as a web server or torch's TCPStore, or a server that hangs"
-            if self._is_welcome:
-                why = f"did not answer within {self._patience_s:.2g} s: it may hang, or wait for what it has decided to be "
-                why += "recorded"
-        elif self._is_welcome:
-            why = "ended before it answered"
-        else:
-            why = (
-                "closed the connection without a word: it may be something else, such as torch's TCPStore, or a server "
-            )
-            why += "that is just ending"
-        return RendezvousConnectionError(f"{where} {why}")
+            did = f"took the connection and then said nothing for {for_s}"
+            other = "such as a web server or torch's TCPStore, or a server that hangs"
+        return RendezvousConnectionError(f"{self.where} {did}: it may be something else, {other}")

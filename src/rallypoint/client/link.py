@@ -414,9 +414,8 @@ def _differs(before: View, after: View) -> bool:
     """Whether a thread may wait for this change; a new sentence alone wakes none."""
     if after is before:
         return False
-    return after.world is not before.world or (
-        (after.state, after.waiting, after.out_since) != (before.state, before.waiting, before.out_since)
-    )
+    changed = (after.state, after.waiting, after.out_since) != (before.state, before.waiting, before.out_since)
+    return changed or after.world is not before.world
 
 
 _BUFFER = memoryview(bytearray(64 * 1024))

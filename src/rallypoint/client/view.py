@@ -49,6 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending = Ending.FAILED
     stood_by: bool = False
     deadline: float | None = None
+    """When the join times out; None while standing by as a spare (rule 13)."""
     out_since: float | None = None
     was_paused: bool = False
     """Whether its world is broken because this node itself was paused, and not because it was told so."""
@@ -67,18 +68,9 @@ def announce(view: View) -> Announced | None:
     standing = _STANDINGS.get(view.state)
     if standing is None:
         return None
-    return Announced(
-        node=view.node,
-        bounds=view.bounds,
-        standing=standing,
-        settings=view.settings,
-        incarnation=view.incarnation,
-        seat=_seat(view),
-        round_seen=view.round_seen,
-        waiting=view.waiting,
-        ending=view.ending,
-        why=view.why[:LONGEST_WHY] if standing is Standing.CLOSED else "",
-    )
+    run = (view.node, view.bounds, standing, view.settings, view.incarnation)
+    why = view.why[:LONGEST_WHY] if standing is Standing.CLOSED else ""
+    return Announced(*run, _seat(view), view.round_seen, view.waiting, view.ending, why)
 
 
 def leave(view: View, reason: Reason, why: str = "") -> tuple[View, Left]:
@@ -154,11 +146,6 @@ def num_nodes_waiting(view: View, now: float) -> int:
     if view.state in (State.BROKEN, State.FENCED):
         return 1
     return view.waiting if view.state is State.HOLDS else 0
-
-
-def overdue(view: View, now: float) -> bool:
-    """Whether the join deadline has passed; it does not run while standing by as a spare (rule 13)."""
-    return view.state is State.WAITING and view.deadline is not None and now >= view.deadline
 
 
 def _placed(view: View, said: Placed) -> View:

@@ -59,9 +59,8 @@ def _peers(ask: protocol.AskPeers, hosted: HostedRun | None) -> protocol.Peers |
     if world is None or world.seal_id != ask.seal_id:
         return Done(ask.number, False, "that world is over: join again to learn who is in the next one")
     members = enumerate(world.members[ask.start : ask.start + PAGE_SIZE], ask.start)
-    return protocol.Peers(
-        ask.number, world.size, tuple(protocol.Peer(i, node.name, node.address, node.topology) for i, node in members)
-    )
+    page = (protocol.Peer(rank, node.name, node.address, node.topology) for rank, node in members)
+    return protocol.Peers(ask.number, world.size, tuple(page))
 
 
 def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: float) -> Order | Done:
@@ -90,9 +89,8 @@ def _eviction(ask: AskEvict, run: Run, now: float) -> Order:
     node = node_to_evict(run, ask.node, now)
     if node is None:
         there = [line.name for line in nodes_of(run) if line.id not in run.finished]
-        raise RendezvousError(
-            f"there is no node {ask.node!r} in run {ask.run_id!r} (it has {wording.names(there, len(there))})"
-        )
+        known = wording.names(there, len(there))
+        raise RendezvousError(f"there is no node {ask.node!r} in run {ask.run_id!r} (it has {known})")
     for_s = evictions.lasts_s(run, node) if ask.for_s is None else ask.for_s
     rest = f"is kept out for {wording.duration(for_s)}" if for_s else "may come straight back"
     return Order(Evicted(node, for_s, ask.why), f"node {ask.node!r} was evicted from run {ask.run_id!r} and {rest}")
@@ -101,8 +99,6 @@ def _eviction(ask: AskEvict, run: Run, now: float) -> Order:
 def _lifting(ask: AskLift, run: Run, now: float) -> Order:
     out = [eviction.node for eviction in kept_out(run, now)]
     if not any(ask.node in (node.name, node.id) for node in out):
-        names = wording.names((node.name for node in out), len(out))
-        raise RendezvousError(
-            f"node {ask.node!r} is not kept out of run {ask.run_id!r} by an eviction ({names} {wording.are(len(out))})"
-        )
+        are = f"{wording.names((node.name for node in out), len(out))} {wording.are(len(out))}"
+        raise RendezvousError(f"node {ask.node!r} is not kept out of run {ask.run_id!r} by an eviction ({are})")
     return Order(EvictionLifted(ask.node), f"node {ask.node!r} may join run {ask.run_id!r} again")
