@@ -1,7 +1,4 @@
-"""Asks a server about its runs, or administers them, on a plain blocking socket, one request at a time.
-
-Whatever is at the other end, the client learns it within seconds and says it in a sentence.
-"""
+"""Asks a server about its runs, or administers them, on a blocking socket; says within seconds if it is no server."""
 
 from __future__ import annotations
 

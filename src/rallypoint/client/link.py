@@ -1,7 +1,4 @@
-"""A node's link to its server: the session on a real socket, made anew whenever it breaks.
-
-Links live on the background loop.  Other threads give them orders and wait for the view to change.
-"""
+"""A node's link to its server: the session on a real socket, made anew whenever it breaks, on the background loop."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,7 +24,6 @@ from rallypoint.client.view import State, View
 from rallypoint.client.waiters import Waiters
 from rallypoint.core.model import EndedIncarnation
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Node, Reason
 
 log = logging.getLogger("rallypoint.link")
@@ -46,7 +41,7 @@ the RendezvousError that a link makes its `refusal`."""
 
 
 class Link:
-    """One node's connection to one run.  Methods may be called from any thread."""
+    """One node's connection to one run.  Other threads give it orders and wait for the view to change."""
 
     def __init__(self, locator: Locator, session: Session, *, prepare: Prepare, reborn: Callable[[Node], Node]) -> None:
         self.session = session
@@ -126,18 +121,6 @@ class Link:
         self.wait(lambda _: self.session.is_heard or self.refusal is not None, deadline)
         return self.session.is_heard
 
-    def peers(self, placed: Placed, timeout_s: float) -> Iterator[protocol.Peer]:
-        """The members of a world in the order of their ranks, page by page."""
-        start = 0
-        while start < placed.size:
-            answer = self.ask(partial(protocol.AskPeers, seal_id=placed.seal_id, start=start), timeout_s)
-            if not isinstance(answer, protocol.Peers):
-                raise RendezvousError(getattr(answer, "why", "") or "the server did not say who the peers are")
-            if not answer.page:
-                raise RendezvousError(f"the server knows {answer.total} of {placed.size} peers only")
-            yield from answer.page
-            start += len(answer.page)
-
     def ask(self, ask: Callable[[int], protocol.Ask], timeout_s: float) -> protocol.Answer:
         """Ask the server something and wait for the answer."""
         deadline = time.monotonic() + timeout_s
@@ -153,7 +136,7 @@ class Link:
 
     def wait(self, until: Callable[[View], bool], deadline: float | None = None) -> bool:
         """Wait until the view is as wanted; False where the deadline passes first."""
-        self._background.check()
+        self.check()
         return self._waiters.wait(lambda: until(self.view), deadline)
 
     def close(self) -> None:

@@ -1,8 +1,4 @@
-"""What a link asks of whatever finds the server: where to connect now (rule 17).
-
-`location` implements it: at a fixed address, or by an election through a register.  All of it happens on the background
-loop.
-"""
+"""What a link asks of a locator in `location` (rule 17): where to connect now.  All of it is on the background loop."""
 
 from __future__ import annotations
 

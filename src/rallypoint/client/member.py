@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 
@@ -20,7 +21,7 @@ from rallypoint.client.round_store import RoundStore, Serve, StoreOffer, cannot_
 from rallypoint.client.view import State, View
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Ending, Node, Reason
-from rallypoint.protocol import AskHeard, Peer
+from rallypoint.protocol import AskHeard, AskPeers, Peer, Peers
 from rallypoint.stores.errors import StoreError
 
 _BLIP_S = 1.0
@@ -150,10 +151,17 @@ class Member:
 
     def peers(self) -> Iterator[Peer]:
         """The members of the world, page by page, in the order of their ranks."""
-        world = self.view.world
+        world, start = self.view.world, 0
         if world is None:
             raise errors.RendezvousError("there is no world yet: join first")
-        yield from self.link.peers(world, self.call_s)
+        while start < world.size:
+            answer = self.link.ask(partial(AskPeers, seal_id=world.seal_id, start=start), self.call_s)
+            if not isinstance(answer, Peers):
+                raise errors.RendezvousError(getattr(answer, "why", "") or "the server did not say who the peers are")
+            if not answer.page:
+                raise errors.RendezvousError(f"the server knows {answer.total} of {world.size} peers only")
+            yield from answer.page
+            start += len(answer.page)
 
     def store(self, placed: Placed) -> RoundStore:
         """The bootstrap store of a round (rule 12); rank 0 serves it, everybody connects on first use."""

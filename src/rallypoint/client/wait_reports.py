@@ -1,8 +1,4 @@
-"""Says what a wait waits for (rule 11): when it lasts, and whenever the reason changes.
-
-One thread per wait looks at the membership once a second.  Where it says so is up to a reporter: a log, lines on a stream,
-or one live line on a terminal.
-"""
+"""Says what a wait waits for (rule 11), if it lasts and whenever the reason changes: in a log, lines or one live line."""
 
 from __future__ import annotations
 
@@ -64,7 +60,7 @@ class Reporter:
 
 @contextmanager
 def reported(member: Member, reporter: Reporter | None) -> Iterator[None]:
-    """Report what is awaited while the block lasts; None reports nothing."""
+    """Report what is awaited while the block lasts, from a thread of its own; None reports nothing."""
     if reporter is None:
         yield
         return
@@ -97,12 +93,10 @@ class LogReporter(Reporter):
         self._level = level
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
-        """Log a reason that is new."""
         if is_news:
             self._logger.log(self._level, "run %r: waiting: %s", wait.run_id, wait.why)
 
     def tell(self, text: str) -> None:
-        """Log it."""
         self._logger.log(self._level, "%s", text)
 
 
@@ -113,12 +107,10 @@ class LineReporter(Reporter):
         self._stream = stream
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
-        """Write a reason that is new."""
         if is_news:
             self.tell(str(wait))
 
     def tell(self, text: str) -> None:
-        """Write a line."""
         self._write(f"rallypoint: {_printable(text)}\n")
 
     def _write(self, text: str) -> None:
@@ -132,17 +124,15 @@ class LiveReporter(LineReporter):
     _is_shown = False
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
-        """Write the line anew, in one piece and without erasing it first, so that it does not flicker."""
+        # In one piece and without erasing it first, so that it does not flicker.
         self._write(f"\r{_cut(_printable(f'rallypoint: {wait}'), self._columns() - 1)}\x1b[K")
         self._is_shown = True
 
     def tell(self, text: str) -> None:
-        """Write a line that stays."""
         self.end()
         super().tell(text)
 
     def end(self) -> None:
-        """Erase the line."""
         if self._is_shown:
             self._write("\r\x1b[K")
             self._is_shown = False

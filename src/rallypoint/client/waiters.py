@@ -27,10 +27,7 @@ class Waiters:
         self._waiters: list[_WaitingThread] = []
 
     def wait(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait until a condition is met; False where the deadline, on the monotonic clock, passes first.
-
-        The threads that call `wake` evaluate the condition too: it must be quick, and must not wait itself.
-        """
+        """Wait until a condition is met; False where the deadline passes first.  `wake` evaluates the condition too."""
         while True:
             waiter = _WaitingThread(until)
             try:

@@ -54,10 +54,7 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
 def ended(
     life: Liveness, node_id: str, connection: int, settings: Settings, now: float, *, our_fault: bool = False
 ) -> Liveness:
-    """A connection ended; only the end of the newest one counts (rule 14).
-
-    `our_fault`: the server was stalled just before, and the node may come back after its pause between two attempts.
-    """
+    """A connection ended, perhaps because the server was stalled; only the end of the newest one counts (rule 14)."""
     known = life.signs.get(node_id)
     if known is None or connection != known.connection or known.ended is not None:
         return life
@@ -76,13 +73,13 @@ def forget(life: Liveness, node_id: str) -> Liveness:
 def tick(
     life: Liveness, settings: Settings, now: float, beats: Mapping[str, float] = NO_BEATS, *, is_closed: bool = False
 ) -> tuple[Liveness, tuple[Lost, ...]]:
-    """Time passed: which nodes are lost now?  From a closed run many hang up at once because they are done.
+    """Time passed: which nodes are lost now?  `beats` says when nodes last said nothing new.
 
-    `beats` says when nodes last said nothing new.  Only a node that would be lost is looked up there, so that a
-    heartbeat costs no more than noting the time.
+    Only a node that would be lost is looked up there, so that a heartbeat costs no more than noting the time.
     """
     losses: list[Lost] = []
     signs, due, silent = life.signs, life.due, life.silent
+    # From a closed run many hang up at once because they are done.
     most = silent > 1 and silent * 2 > len(signs) and not is_closed
     while (first := due.first()) is not None and first[0] <= now:
         due = due.without(first)

@@ -28,10 +28,7 @@ class RunState(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The result of an input: the new state, what to send to which node, the reasons, the lost nodes.
-
-    `durability` says whether it must be recorded before anybody hears of it (rule 17c).
-    """
+    """The result of an input: the new state, what to send to which node, why, the lost nodes, whether to record it first."""
 
     state: RunState
     sends: tuple[tuple[str, NodeNotice], ...] = ()

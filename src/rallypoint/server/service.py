@@ -17,8 +17,7 @@ from rallypoint.server.admission import ServerLimits
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.sockets import is_from_this_machine, raise_file_limit
-from rallypoint.server.state_file import StateFile
-from rallypoint.server.state_writer import StateWriter, restored_runs
+from rallypoint.server.state_file import StateFile, StateWriter, restored_runs
 
 log = logging.getLogger("rallypoint.server")
 
@@ -92,14 +91,13 @@ class Service:
         if self._state is not None and (effects.records or effects.forgotten):
             self._state.write(effects, self.recorded)
         for caller, data in _by_caller(effects.sends):
-            connection = self._connections.get(caller)
-            if connection is not None and caller in effects.urgent:
-                connection.send(data, self._limits.unread)
-            elif connection is not None:
-                self._send_soon(connection, data)
+            if (connection := self._connections.get(caller)) is not None:
+                if caller in effects.urgent:
+                    connection.send(data, self._limits.unread)
+                else:
+                    self._send_soon(connection, data)
         for caller, why in effects.hang_ups:
-            connection = self._connections.get(caller)
-            if connection is not None:
+            if (connection := self._connections.get(caller)) is not None:
                 log.info("hung up on %s: %s", connection.peer, why)
                 connection.transport.close()
         for each in effects.happenings:
