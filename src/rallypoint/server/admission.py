@@ -9,6 +9,7 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.core.model import Phase, Run
+from rallypoint.messages.requests import Standing
 from rallypoint.server.runs import HostedRun
 
 
@@ -42,8 +43,8 @@ class Connection:
     frame: bytes = b""
     """The last announcement that needed no answer, as it came, and the run as it was then."""
     run: Run | None = None
-    holds: bool = False
-    waits: bool = False
+    standing: Standing | None = None
+    """What the node last said of itself, if it needed no other answer."""
     takes_part: bool = False
     """Whether it has said anything as a node; a server that leaves does not wait for one that has only connected."""
     answered: float = 0.0

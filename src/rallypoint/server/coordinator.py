@@ -207,10 +207,9 @@ class Coordinator:
             self._node_said(known, known.hello, message, now, effects)
             if all(to != caller for to, _ in effects.sends[sent:]):
                 # Every message is answered, so that the node knows that it is heard.
-                standing = message.standing if isinstance(message, Announced) else None
-                known.answered = now
-                known.waits = isinstance(message, Joined) or standing is Standing.WAITING
-                known.holds = standing is Standing.HOLDS
+                known.answered, known.standing = now, Standing.WAITING if isinstance(message, Joined) else None
+                if isinstance(message, Announced):
+                    known.standing = message.standing
                 self._send(caller, self._stand_in(known, now), effects)
                 known.frame, known.run = protocol.framed(body), self._run(known)
         else:
@@ -223,7 +222,7 @@ class Coordinator:
     def _stand_in(self, known: Connection, now: float) -> bytes:
         """What is sent where there is no answer: a pong, or to a node that waits, that the record is awaited."""
         hosted = self.runs.known.get(known.key[0])
-        since = hosted.written_since if hosted is not None and known.waits else None
+        since = hosted.written_since if hosted is not None and known.standing is Standing.WAITING else None
         if hosted is None or since is None or now - since < RECORD_AWAITED_S:
             return self._pong(known.key[0])
         why = "the server was paused, and finds out whether another one serves by now"
@@ -305,7 +304,7 @@ class Coordinator:
         run_id, node_id = known.key
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
-        if heartbeats.must_answer(settings, now - known.answered, holds=known.holds):
+        if heartbeats.must_answer(settings, now - known.answered, holds=known.standing is Standing.HOLDS):
             known.answered = now
             self._to_answer.append(known)
 

@@ -95,9 +95,12 @@ class StateFile:
         }
         if self._unwritten or self._torn:
             self._append(b"".join(line or state_format.encode(run) for run, line in self._unwritten.items()))
-            written, self._unwritten = self._unwritten, {}
-            live = {**self._live, **written}
-            self._live = {run: line for run, line in live.items() if line is not None}
+            for run, line in self._unwritten.items():
+                if line is None:
+                    del self._live[run]
+                else:
+                    self._live[run] = line
+            self._unwritten = {}
             self._compact_if_long()
 
     def close(self) -> None:
