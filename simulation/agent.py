@@ -102,7 +102,8 @@ class Agent(Process):
             self.join()
 
     def _check_deadline(self) -> None:
-        if views.overdue(self.view, self.now):
+        deadline = self.view.deadline if self.view.state is State.WAITING else None
+        if deadline is not None and self.now >= deadline:
             self.cluster.note(self.name, f"timed out: {self.view.why}")
             self.leave(Reason.WITHDREW)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from rallypoint.core import transition
 from rallypoint.core.model import Run
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage
 from rallypoint.messages.types import Bounds, Node, Role, Settings
-from rallypoint.ranking import POLICIES, RankPolicy
 from rallypoint.server.effects import Effects
 from simulation.agent import Agent
 from simulation.fixed_server import FixedServer
@@ -55,13 +54,11 @@ class Cluster:
         *,
         durable: bool = False,
         talkative: bool = False,
-        policies: Mapping[str, RankPolicy] = POLICIES,
     ) -> None:
         self.seed = seed
         self.bounds = bounds
         self.settings = settings
         self.durable = durable
-        self.policies = policies
         self.run_id = "run"
         self.chance = random.Random(seed)
         self.virtual_time = VirtualTime()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rallypoint import protocol
@@ -11,7 +11,6 @@ from rallypoint.client.view import View
 from rallypoint.core import transition
 from rallypoint.core.model import Run
 from rallypoint.messages.types import Bounds, Settings
-from rallypoint.ranking import POLICIES, RankPolicy
 from rallypoint.record import Claim, Record
 from rallypoint.server.effects import Effects
 from simulation.agent import Agent
@@ -35,10 +34,9 @@ class ElectedCluster(Cluster):
         *,
         has_leases: bool = False,
         talkative: bool = False,
-        policies: Mapping[str, RankPolicy] = POLICIES,
     ) -> None:
         self._has_leases = has_leases
-        super().__init__(seed, bounds, settings, durable=True, talkative=talkative, policies=policies)
+        super().__init__(seed, bounds, settings, durable=True, talkative=talkative)
 
     def begin(self) -> None:
         """What there is before the first command: an empty register."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rallypoint import record as recording
 from rallypoint.core.model import Run
 from rallypoint.server import run_state
+from rallypoint.server.admission import ServerLimits
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
-from rallypoint.server.limits import ServerLimits
 from simulation.virtual_time import Action, Process
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class FixedServer(Process):
             restored=[] if record is None else [_restored(record, self.now)],
             limits=UNLIMITED,
             hold_s=cluster.settings.hold_s,
-            policies=cluster.policies,
         )
 
     @property

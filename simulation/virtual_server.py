@@ -36,7 +36,6 @@ class VirtualServer:
             keeps_records=True,
             restored=[(serve.run, serve.record.epoch)],
             limits=UNLIMITED,
-            policies=world.policies,
             process=peer.process,
             claim_id=serve.claim.id,
             secret=serve.claim.secret,

@@ -10,8 +10,7 @@ from typing import Any
 
 from rallypoint import events
 from rallypoint.net import listen
-from rallypoint.server import recording
-from rallypoint.server.effects import RunChange
+from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service
 from rallypoint.server.state_file import StateFile
 
@@ -21,18 +20,17 @@ def say(event: str, **details: Any) -> None:
     print(json.dumps({"event": event, **details}), flush=True)
 
 
-def tell(happening: RunChange) -> None:
-    """What the run came to, and what the recorder makes of it."""
-    after = happening.after
-    say("happened", run=happening.run_id, why=happening.why, phase=after.phase.value, live=after.live)
-    recording.tell(happening)
+def tell(effects: Effects) -> None:
+    """What the runs came to."""
+    for each in effects.happenings:
+        say("happened", run=each.run_id, why=each.why, phase=each.after.phase.value, live=each.after.live)
 
 
 async def serve(options: argparse.Namespace) -> None:
     listener = listen(options.host, options.port)
     port = listener.getsockname()[1]
     state = StateFile(Path(options.state)) if options.state else None
-    service = Service(state=state, tell=tell)
+    service = Service(state=state, acted=tell)
     service.coordinator.runs.fixed_hold_s = options.hold
     await service.start(listener)
     say("serving", port=port)

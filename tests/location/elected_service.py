@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from rallypoint.messages.requests import Joined
 from rallypoint.messages.types import Bounds, Node
 from rallypoint.net import listen
 from rallypoint.record import Claim, Record, restored
+from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service
 
@@ -49,13 +51,15 @@ def serving(run_id: str, *, secret: str = SECRET) -> Iterator[Record]:
             for each in effects.records:  # nothing but memory, and at once
                 background().loop.call_soon(service.recorded, each.run.run_id)
 
-        service = Service(
+        make = partial(
+            Coordinator,
             only_run=run_id,
+            keeps_records=True,
             claim_id=record.claim.id,
             secret=secret,
             restored=[(restored(record, time.monotonic(), 0.0), record.epoch)],
-            acted=acted,
         )
+        service = Service(make, acted=acted)
         await service.start(listener)
         return service
 

@@ -13,7 +13,6 @@ from rallypoint.core.changes import Durability
 from rallypoint.core.model import Run
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed, RunClosed, StandBy
 from rallypoint.messages.types import Bounds, Reason
-from rallypoint.ranking import POLICIES
 from rallypoint.record import of
 from rallypoint.server.effects import ToRecord
 from rallypoint.server.run_state import Output, RunState
@@ -32,7 +31,7 @@ class Queue:
     def __init__(self, *, keeps_records: bool = True) -> None:
         numbers = itertools.count(1)
         self.now = START
-        self.runs = HostedRuns(START, lambda: str(next(numbers)), POLICIES, keeps_records=keeps_records, elected=True)
+        self.runs = HostedRuns(START, lambda: str(next(numbers)), keeps_records=keeps_records, elected=True)
         self.runs.restore(Run(run_id="run", incarnation="r1"), 1, START)
         self.told: list[str] = []
         self.times: list[float] = []
@@ -60,7 +59,7 @@ class Queue:
     def _tell(self, turns: list[AppliedInput]) -> None:
         self.told += [turn.output.why for turn in turns if turn.output.why]
         self.times += [turn.now for turn in turns]
-        self.answered += [turn.asked for turn in turns if turn.asked]
+        self.answered += [turn.taken.asked for turn in turns if turn.taken.asked]
 
     def writes(self) -> int:
         """How many writes were asked for since the last time."""

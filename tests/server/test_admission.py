@@ -7,8 +7,7 @@ import pytest
 from rallypoint import protocol
 from rallypoint.core.model import Closing, Phase, Run
 from rallypoint.messages.types import Ending
-from rallypoint.server.admission import Admission
-from rallypoint.server.limits import ServerLimits
+from rallypoint.server.admission import Admission, ServerLimits
 from rallypoint.server.run_state import RunState
 from rallypoint.server.runs import HostedRun
 from rallypoint.server.sockets import is_from_this_machine

@@ -11,8 +11,8 @@ from rallypoint import protocol
 from rallypoint.core.model import Closing, Run
 from rallypoint.messages.requests import CloseAsked, Joined
 from rallypoint.messages.types import Bounds, Ending, Node
+from rallypoint.server.admission import ServerLimits
 from rallypoint.server.coordinator import Coordinator
-from rallypoint.server.limits import ServerLimits
 
 SECRET = "the secret of the claim"
 RUN = "a-private-run"

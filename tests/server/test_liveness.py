@@ -148,17 +148,7 @@ def test_a_lone_node_gets_no_longer_time() -> None:
     assert watch.losses == {"a": pytest.approx(0.15)}
 
 
-# Expected and forgotten -----------------------------------------------------------------------------------------------
-
-
-def test_nodes_of_a_record_have_their_allowance_to_speak_up() -> None:
-    watch = Watch()
-    watch.life = liveness.expect(watch.life, ["a", "b"], 7.0, watch.now)
-    watch.wait(1)
-    assert watch.hear("a")
-    watch.wait(20)
-    assert watch.losses["b"] == 7
-    assert 6 <= watch.losses["a"] <= 7
+# Forgotten ------------------------------------------------------------------------------------------------------------
 
 
 def test_who_left_for_good_is_not_lost() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rallypoint import ranking, record
+from rallypoint import record
 from rallypoint.core.changes import Durability
 from rallypoint.core.events import Lost
 from rallypoint.core.model import Phase
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed, RunClosed
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Seat, Standing
-from rallypoint.messages.types import Bounds, Reason, Settings
-from rallypoint.ranking import Candidate, Ranking
+from rallypoint.messages.types import Bounds, Reason
 from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
 from tests.core.stage import member
@@ -188,22 +185,6 @@ def test_a_server_in_doubt_seals_nothing_after_a_hold_to_which_nobody_came() -> 
         "the register cannot be reached"
     ]
     assert host.state.run.phase is Phase.GATHERING
-
-
-def test_the_end_of_a_doubt_seals_with_the_policies_of_the_server() -> None:
-    """Rule 5: the policy is replaceable."""
-
-    def latest_first(candidates: Sequence[Candidate]) -> Ranking:
-        return Ranking(ranking.arrival(candidates).members[::-1])
-
-    policies = {**ranking.POLICIES, "mine": latest_first}
-    host = Host()
-    host.out = run_state.hinder(host.state, "in doubt", host.now, host.mint(), policies)
-    for node_id in "ab":
-        said = Joined(member(node_id), Bounds(2, 2), Settings(rank_policy="mine"))
-        host.out = run_state.receive(host.state, node_id, 1, said, host.now, host.mint(), policies)
-    host.out = run_state.hinder(host.state, "", host.now, host.mint(), policies)
-    assert {to: said.rank for to, said in host.out.sends if isinstance(said, Placed)} == {"b": 0, "a": 1}
 
 
 def test_a_closing_is_sent_to_everybody() -> None:

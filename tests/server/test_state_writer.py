@@ -10,8 +10,7 @@ from rallypoint import protocol, record
 from rallypoint.messages.requests import Joined, Left
 from rallypoint.messages.types import Bounds, Node, Reason
 from rallypoint.server.coordinator import Coordinator
-from rallypoint.server.state_file import StateFile
-from rallypoint.server.state_writer import StateWriter, restored_runs
+from rallypoint.server.state_file import StateFile, StateWriter, restored_runs
 
 NODE = Node(id="a.1", name="a")
 HELLO = protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION, "run", NODE.id, 1))

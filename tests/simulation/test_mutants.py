@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant(
         "tell before record",
         "server/runs.py",
-        "                hosted.withheld.append(turn)\n",
-        "                hosted.withheld.append(turn)\n                yield turn\n",
+        "                hosted.withheld.append(applied)\n",
+        "                hosted.withheld.append(applied)\n                yield applied\n",
     ),
     Mutant(
         "two seals in one write",
@@ -210,7 +210,7 @@ MUTANTS = [
     Mutant(
         "a server that most nodes cannot reach keeps its claim",
         "server/runs.py",
-        "if self._elected and taken.is_time and",
+        "if self.elected and taken.is_time and",
         "if False and",
     ),
     Mutant(

@@ -77,7 +77,6 @@ async def _serve(listener: socket.socket, args: argparse.Namespace) -> None:
     from contextlib import ExitStack
 
     from rallypoint import events
-    from rallypoint.server.recording import tell
     from rallypoint.server.service import Service
     from rallypoint.server.state_file import StateFile
 
@@ -88,7 +87,7 @@ async def _serve(listener: socket.socket, args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         if args.log_json is not None:
             stack.enter_context(events.write_json_lines(args.log_json))
-        service = Service(state=StateFile(args.state) if args.state is not None else None, tell=tell)
+        service = Service(state=StateFile(args.state) if args.state is not None else None)
         host, port = listener.getsockname()[:2]
         await service.start(listener)
         if args.insecure:

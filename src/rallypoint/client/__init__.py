@@ -1,1 +1,1 @@
-"""A node's membership for threads that wait: what every hosting whose server pushes shares."""
+"""A node's side: its session with the server, its link, and a membership for threads that wait."""

@@ -1,7 +1,4 @@
-"""The address by which this machine is reached: the one from which it reaches somebody else (rule 2).
-
-Asking for the way to an address sends nothing.
-"""
+"""The address by which this machine is reached: the one from which it reaches another (rule 2).  Nothing is sent for it."""
 
 from __future__ import annotations
 
@@ -18,21 +15,16 @@ _ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 
 def own_address(host: str = "", port: int = 0) -> str:
     """The address from which this machine reaches a host, or any other machine where that cannot be said."""
-    if host:
-        address = address_toward(host, port)
-        if address and (not _is_loopback(address) or _is_loopback(host)):
-            return address
-    for elsewhere in _ELSEWHERE:
-        address = address_toward(*elsewhere)
-        if address:
-            return address
-    return "127.0.0.1"
+    toward_host = address_toward(host, port) if host else ""
+    if toward_host and (not _is_loopback(toward_host) or _is_loopback(host)):
+        return toward_host
+    return next((address for place in _ELSEWHERE if (address := address_toward(*place))), "127.0.0.1")
 
 
 def address_among(endpoints: Iterable[str]) -> str:
     """The address from which this machine reaches some of these endpoints, one that others can use where there is one."""
     places = [parse_endpoint(endpoint, 0) for endpoint in endpoints]
-    # A name that nobody knows says nothing about where this machine is.
+    # A name that is not found says nothing about where this machine is.
     found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
     return next((address for address in found if not _is_loopback(address)), found[0])
 
@@ -47,17 +39,15 @@ def address_toward(host: str, port: int) -> str:
     return ""
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def is_address(host: str) -> bool:
     """Whether a host is an address, and no name."""
-    try:
+    with suppress(ValueError):
         ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(host.partition("%")[0]).is_loopback
+    return host == "localhost"

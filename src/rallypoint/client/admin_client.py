@@ -1,14 +1,12 @@
-"""Asks a server about its runs, or administers them, on a plain blocking socket, one request at a time.
-
-Whatever is at the other end, the client learns it within seconds and says it in a sentence.
-"""
+"""Asks a server about its runs, or administers them, on a blocking socket; says within seconds if it is no server."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections import deque
-from types import TracebackType
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from rallypoint import protocol
@@ -42,13 +40,7 @@ class AdminClient:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        patience_s: float = PATIENCE_S,
-        secret: str = "",
-        *,
-        connect_s: float | None = None,
+        self, host: str, port: int, patience_s: float = PATIENCE_S, secret: str = "", *, connect_s: float | None = None
     ) -> None:
         self.where = written(host, port)
         self._patience_s = patience_s
@@ -73,43 +65,36 @@ class AdminClient:
     def __enter__(self) -> AdminClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def runs(self) -> protocol.Runs:
         """Which runs there are."""
-        return self._ask(protocol.AskRuns(self._next()), protocol.Runs)
+        return self._ask(protocol.Runs, protocol.AskRuns)
 
     def status(self, run_id: str) -> protocol.Status:
         """Where a run stands."""
-        return self._ask(protocol.AskStatus(self._next(), run_id), protocol.Status)
+        return self._ask(protocol.Status, protocol.AskStatus, run_id)
 
     def statuses(self) -> list[protocol.Status]:
-        """Where every run stands, of the first by name."""
-        return [status for line in self.runs().runs if (status := self._status_if_any(line.run_id)) is not None]
+        """Where every run stands, of the first by name; one that ends between two questions is left out."""
+        found = []
+        for line in self.runs().runs:
+            with suppress(NotDoneError):
+                found.append(self.status(line.run_id))
+        return found
 
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
-        self._ask(protocol.AskClose(self._next(), run_id, why), protocol.Done)
+        self._ask(protocol.Done, protocol.AskClose, run_id, why)
 
     def evict(self, run_id: str, node: str, for_s: float | None = None, why: str = "") -> str:
         """Give a node up, by its name or id, and keep it out for so long (None: the server decides); what was done."""
-        return self._ask(protocol.AskEvict(self._next(), run_id, node, for_s, why), protocol.Done).why
+        return self._ask(protocol.Done, protocol.AskEvict, run_id, node, for_s, why).why
 
     def lift(self, run_id: str, node: str) -> str:
         """Let a node in again that was evicted, by its name or id; what was done."""
-        return self._ask(protocol.AskLift(self._next(), run_id, node), protocol.Done).why
-
-    # Inside -------------------------------------------------------------------------------------------------------
-
-    def _status_if_any(self, run_id: str) -> protocol.Status | None:
-        """Where a run stands; None where it ended between the two questions."""
-        try:
-            return self.status(run_id)
-        except NotDoneError:
-            return None
+        return self._ask(protocol.Done, protocol.AskLift, run_id, node).why
 
     def _connect(self, host: str, port: int, connect_s: float) -> socket.socket:
         try:
@@ -131,12 +116,9 @@ class AdminClient:
         self._say(protocol.frame(protocol.Proof(protocol.admin_mac(self._secret, challenge.nonce))))
         self._hear(protocol.Welcome)
 
-    def _next(self) -> int:
+    def _ask(self, kind: type[A], ask: Callable[..., protocol.Ask], *details: object) -> A:
         self._asked += 1
-        return self._asked
-
-    def _ask(self, ask: protocol.Ask, kind: type[A]) -> A:
-        self._say(protocol.frame(ask))
+        self._say(protocol.frame(ask(self._asked, *details)))
         answer = self._hear(protocol.Runs, protocol.Status, protocol.Done)
         if isinstance(answer, protocol.Done) and not answer.done:
             raise NotDoneError(f"{answer.why} at {self.where}", answer.reason)
@@ -147,10 +129,8 @@ class AdminClient:
     def _say(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
-        except TimeoutError as exc:
-            raise self._silence() from exc
         except OSError as exc:
-            raise self._hung_up() from exc
+            raise self._failure(exc) from exc
 
     def _hear(self, *kinds: type[protocol.FromServer]) -> protocol.FromServer:
         """The next message of these kinds; a goodbye and whatever else goes wrong is an error."""
@@ -172,14 +152,12 @@ class AdminClient:
                 raise TimeoutError
             self._socket.settimeout(wait)
             data = self._socket.recv(_CHUNK)
-        except TimeoutError as exc:
-            if wait < left:
-                return self._refuse_http()
-            raise self._silence() from exc
         except OSError as exc:
-            raise self._hung_up() from exc
+            if isinstance(exc, TimeoutError) and wait < left:
+                return self._refuse_http()
+            raise self._failure(exc) from exc
         if not data:
-            raise self._hung_up()
+            raise self._failure()
         try:
             self._heard.extend(protocol.read(body, protocol.FROM_SERVER) for body in self._reader.feed(data))
         except RendezvousStateError as exc:
@@ -190,28 +168,23 @@ class AdminClient:
         import asyncio
 
         from rallypoint.client.locator import Target
-        from rallypoint.client.probe import what_answers
 
         self._is_probed = True
         host, port = self._socket.getpeername()[:2]
-        if found := asyncio.run(what_answers(Target((host,), port))):
+        if found := asyncio.run(Target((host,), port).what_answers()):
             raise RendezvousConnectionError(f"no rallypoint server is at {self.where}{found}; use another port")
 
-    def _silence(self) -> RendezvousConnectionError:
+    def _failure(self, problem: OSError | None = None) -> RendezvousConnectionError:
+        """What to say of a connection that ended, or that is silent."""
+        server, for_s = f"the server at {self.where}", f"{self._patience_s:.2g} s"
+        if self._is_welcome and isinstance(problem, TimeoutError):
+            hangs = "it may hang, or wait for what it has decided to be recorded"
+            return RendezvousConnectionError(f"{server} did not answer within {for_s}: {hangs}")
         if self._is_welcome:
-            return RendezvousConnectionError(
-                f"the server at {self.where} did not answer within {self._patience_s:.2g} s: it may hang, or wait for what "
-                f"it has decided to be recorded"
-            )
-        return RendezvousConnectionError(
-            f"{self.where} took the connection and then said nothing for {self._patience_s:.2g} s: it may be something "
-            f"else, such as a web server or torch's TCPStore, or a server that hangs"
-        )
-
-    def _hung_up(self) -> RendezvousConnectionError:
-        if self._is_welcome:
-            return RendezvousConnectionError(f"the server at {self.where} ended before it answered")
-        return RendezvousConnectionError(
-            f"{self.where} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "
-            f"server that is just ending"
-        )
+            return RendezvousConnectionError(f"{server} ended before it answered")
+        did = "closed the connection without a word"
+        other = "such as torch's TCPStore, or a server that is just ending"
+        if isinstance(problem, TimeoutError):
+            did = f"took the connection and then said nothing for {for_s}"
+            other = "such as a web server or torch's TCPStore, or a server that hangs"
+        return RendezvousConnectionError(f"{self.where} {did}: it may be something else, {other}")

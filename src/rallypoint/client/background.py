@@ -49,11 +49,8 @@ class Background:
     def check(self) -> None:
         """Refuse to work in a forked child, where the thread does not exist."""
         if not self.opened_in.is_this_process:
-            raise RendezvousError(
-                self.opened_in.refusal(
-                    "this rendezvous", "threads and connections do not survive a fork", "open it in the child"
-                )
-            )
+            why = "threads and connections do not survive a fork"
+            raise RendezvousError(self.opened_in.refusal("this rendezvous", why, "open it in the child"))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -1,17 +1,18 @@
-"""What a link asks of whatever finds the server: where to connect now (rule 17).
-
-`location` implements it: at a fixed address, or by an election through a register.  All of it happens on the background
-loop.
-"""
+"""What a link asks of a locator in `location` (rule 17): where to connect now.  All of it is on the background loop."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import closing
 from typing import Protocol
 
 import msgspec
 
 from rallypoint.client.session import Session
 from rallypoint.core.model import EndedIncarnation
+from rallypoint.net import written
+
+ASK_S = 1.0
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -25,8 +26,18 @@ class Target(msgspec.Struct, frozen=True):
     @property
     def in_words(self) -> str:
         """The server, as it stands in sentences."""
-        host = self.hosts[0]
-        return f"the server at {f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"the server at {written(self.hosts[0], self.port)}"
+
+    async def what_answers(self) -> str:
+        """What is there that took a connection and never spoke, where it answers an HTTP request."""
+        try:
+            reader, writer = await asyncio.wait_for(asyncio.open_connection(self.hosts[0], self.port), ASK_S)
+            with closing(writer):
+                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                answer = await asyncio.wait_for(reader.read(64), ASK_S)
+        except (OSError, UnicodeError, asyncio.TimeoutError):
+            return ""
+        return ": an HTTP server is there" if answer.startswith(b"HTTP/") else ""
 
 
 class Seeker(Protocol):

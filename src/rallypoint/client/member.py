@@ -10,43 +10,41 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 
-from rallypoint import events, wording
-from rallypoint.client import outcomes
+from rallypoint import errors, events, wording
 from rallypoint.client import view as views
 from rallypoint.client.link import Link, Prepare
 from rallypoint.client.round_store import RoundStore, Serve, StoreOffer, cannot_listen, serve_here
 from rallypoint.client.view import State, View
-from rallypoint.errors import (
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousTimeoutError,
-)
 from rallypoint.messages.notices import Placed
-from rallypoint.messages.types import Node, Reason
-from rallypoint.protocol import AskHeard, Peer
+from rallypoint.messages.types import Ending, Node, Reason
+from rallypoint.protocol import AskHeard, AskPeers, Peer, Peers
 from rallypoint.stores.errors import StoreError
 
 _BLIP_S = 1.0
-"""So long the word of one that leaves is tried where the server was away when it was tried last."""
+"""How long a node that leaves tries to say so if the server was away at the last attempt."""
 
 _HURRY_S = 0.5
-"""So long it is tried where the process is to end at once, as after Ctrl-C."""
+"""How long it tries if the process is to end at once, as after Ctrl-C."""
 
 _ASK_S = 1.0
-"""How long it is waited for an answer that memory can stand in for."""
+"""How long an answer is awaited that memory can stand in for."""
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
+
+_PLACED = (State.HOLDS, State.BROKEN)
+"""A world may be over before the thread that waits for it has looked: it is a place all the same, and joins again."""
 
 
 class Member:
     """A node that takes part in a run.  Methods may be called from any thread.
 
-    `open_link` is given what completes a node before each join, and returns the link; a hosting's own member brings it.
-    `own_address` says whether the node came with an address that its peers can reach; otherwise it gets the one by which
-    this machine reaches the server.  `serve_store` serves a round's store where this node has rank 0.
+    `open_link` is given what completes a node before each join, and returns the link.  `own_address` says whether the
+    node came with an address that its peers can reach; otherwise it gets the one by which this machine reaches the
+    server.  `serve_store` serves a round's store if this node has rank 0.
     """
 
     serves_store = True
@@ -72,10 +70,9 @@ class Member:
         self._joining = threading.Lock()
         self._storing = threading.Lock()
         self._store: RoundStore | None = None
-        self._finished = False
-        self._left = self._gone = False
+        self._finished = self._left = self._gone = False
         self._stays: tuple[str, float | None] | None = None
-        """Why one that leaves is still here, and until when."""
+        """Why a node that leaves is still here, and until when."""
         self.link: Link = open_link(self._prepare)
         _members.add(self)
 
@@ -83,8 +80,6 @@ class Member:
     def view(self) -> View:
         """What the node knows at the moment."""
         return self.link.view
-
-    # Taking part --------------------------------------------------------------------------------------------------
 
     def join(self, timeout_s: float) -> Placed:
         """Wait for a place in the next world, all in all at most so long (rule 13)."""
@@ -107,25 +102,19 @@ class Member:
 
     def why_waiting(self) -> str:
         """What is awaited, in words (rule 11); empty where nothing is."""
+        view, trouble = self.view, self._trouble()
         if self._stays is not None:
             why, until = self._stays
             why += "" if until is None else f", at most {wording.seconds(until - time.monotonic())} more"
-            return why if self._gone or not self._is_out_of_reach(self.view) else f"{why}; {self._out_of_reach()}"
-        view = self.view
-        if view.state not in (State.WAITING, State.SPARE):
-            return ""
-        return self._out_of_reach() if self._is_out_of_reach(view) else view.why
+            return why if self._gone or not trouble else f"{why}; {trouble}"
+        return (trouble or view.why) if view.state in (State.WAITING, State.SPARE) else ""
 
-    def _is_out_of_reach(self, view: View) -> bool:
-        """Whether the server is away, or was not found yet."""
-        return view.out_since is not None or not self.link.is_connected
-
-    def _out_of_reach(self) -> str:
-        """What is wrong with a server that places nobody, in words."""
+    def _trouble(self) -> str:
+        """What is wrong with a server that is away, was not found yet or is in doubt (rule 17e); empty if nothing is."""
         link = self.link
-        if link.is_connected:
-            return link.trouble  # it answers, and is in doubt (rule 17e)
-        return f"the server at {link.where()} cannot be reached ({link.trouble})"
+        if not link.is_connected:
+            return f"the server at {link.where()} cannot be reached ({link.trouble})"
+        return link.trouble if self.view.out_since is not None else ""
 
     def is_closed(self) -> bool:
         """Whether the run is known to be closed."""
@@ -133,9 +122,9 @@ class Member:
         return self._closed_run or self.view.state is State.CLOSED
 
     def is_closed_now(self) -> bool:
-        """Whether the run is closed: the server is asked where it answers, since a push may still be under way."""
+        """Whether the run is closed: the server is asked if it answers, since a push may still be under way."""
         if not self.is_closed() and self.link.is_connected:
-            with suppress(RendezvousError):
+            with suppress(errors.RendezvousError):
                 # Its answer comes after what it said before.
                 self.link.ask(AskHeard, _ASK_S)
         return self.is_closed()
@@ -144,27 +133,35 @@ class Member:
         """Close the run for everybody, and wait until the server says that it is recorded (rule 17c)."""
         if self.is_closed():
             return
-        self.link.connect()
+        link = self.link
+        link.connect()
         deadline = time.monotonic() + self.close_s
-        connected = self.link.wait(lambda _: self.link.is_connected or self.link.refusal is not None, deadline)
-        if not connected or not self.link.ask_to_close():
-            raise RendezvousConnectionError(
-                f"run {self.run_id!r} could not be closed: the server at {self.link.where()} cannot be reached: "
-                f"{self.link.refusal or self.link.trouble}"
+        if not link.wait(lambda _: link.is_connected or link.refusal is not None, deadline):
+            raise errors.RendezvousConnectionError(
+                f"run {self.run_id!r} could not be closed: the server at {link.where()} cannot be reached: "
+                f"{link.refusal or link.trouble}"
             )
-        if not self.link.is_heard(deadline):
-            raise RendezvousConnectionError(
-                f"run {self.run_id!r} was asked to close, but the server at {self.link.where()} did not confirm it "
+        link.ask_to_close()
+        if not link.is_heard(deadline):
+            raise errors.RendezvousConnectionError(
+                f"run {self.run_id!r} was asked to close, but the server at {link.where()} did not confirm it "
                 f"within {self.close_s:.0f} s; this node goes on asking until it leaves"
             )
-        self._closed_run = self.link.wait(lambda view: view.state not in _INVOLVED, deadline)
+        self._closed_run = link.wait(lambda view: view.state not in _INVOLVED, deadline)
 
     def peers(self) -> Iterator[Peer]:
         """The members of the world, page by page, in the order of their ranks."""
-        world = self.view.world
+        world, start = self.view.world, 0
         if world is None:
-            raise RendezvousError("there is no world yet: join first")
-        yield from self.link.peers(world, self.call_s)
+            raise errors.RendezvousError("there is no world yet: join first")
+        while start < world.size:
+            answer = self.link.ask(partial(AskPeers, seal_id=world.seal_id, start=start), self.call_s)
+            if not isinstance(answer, Peers):
+                raise errors.RendezvousError(getattr(answer, "why", "") or "the server did not say who the peers are")
+            if not answer.page:
+                raise errors.RendezvousError(f"the server knows {answer.total} of {world.size} peers only")
+            yield from answer.page
+            start += len(answer.page)
 
     def store(self, placed: Placed) -> RoundStore:
         """The bootstrap store of a round (rule 12); rank 0 serves it, everybody connects on first use."""
@@ -180,12 +177,25 @@ class Member:
 
     def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
         """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self.link.wait(lambda view: self._gone or not outcomes.is_in(view, placed), deadline)
+
+        def is_over(view: View) -> bool:
+            is_ours = view.world is not None and view.world.seal_id == placed.seal_id
+            return self._gone or not is_ours or view.state not in (State.HOLDS, State.FINISHED)
+
+        return self.link.wait(is_over, None if timeout_s is None else time.monotonic() + timeout_s)
 
     def why_over(self, placed: Placed) -> str:
         """Why a world is no longer this node's, and what to do about it."""
-        return "this node has left the run" if self._gone else outcomes.why_over(self.run_id, self.view, placed)
+        view, left = self.view, "this node has left the run"
+        if self._gone:
+            return left
+        if view.state is State.CLOSED:
+            return f"run {self.run_id!r} is closed as {view.ending.value}: {view.why}"
+        if view.world is not None and view.world.seal_id != placed.seal_id:
+            return f"this node is in round {view.world.round} by now, which has a store of its own"
+        if view.state in (State.BROKEN, State.FENCED):
+            return f"{view.why}; join again"
+        return "this node waits for the next round" if view.state in (State.WAITING, State.SPARE) else left
 
     def finish(self) -> None:
         """Say that this node's work is done (rule 8), and stay for the others until `leave`."""
@@ -195,34 +205,33 @@ class Member:
 
     def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
-        deadline = time.monotonic() + (self.close_s if patience_s is None else patience_s)
-        return self._leave(reason, why, deadline)
+        return self._leave(reason, why, time.monotonic() + (self.close_s if patience_s is None else patience_s))
 
     def withdraw(self, why: str, deadline: float | None = None) -> None:
-        """Leave at once, as one must that is interrupted: say so, and stay for nobody."""
+        """Leave at once, as after an interrupt: say so, and stay for nobody."""
         self._leave(Reason.WITHDREW, why, deadline or time.monotonic() + _HURRY_S, in_haste=True)
 
     def _leave(self, reason: Reason, why: str, deadline: float, *, in_haste: bool = False) -> bool:
-        """Leave; one in haste waits until its word is heard, and not for those who depend on this process."""
+        """Leave; in haste it waits for the server's acknowledgement, and not for nodes that depend on this process."""
         if self._left:
             return True
         self._left = True
-        done = True
+        link, done = self.link, True
         if self._finished:
             reason = Reason.FINISHED
         elif reason is Reason.FINISHED and self.view.world is None:
-            reason = Reason.WITHDREW  # who was never in a world has finished nothing, and nobody waits for its word
-        self._stays = (f"the server at {self.link.where()} has yet to acknowledge that this node leaves", deadline)
-        if self.link.is_joining or self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
+            reason = Reason.WITHDREW  # a node that was never in a world has finished nothing, and is not waited for
+        self._stays = (f"the server at {link.where()} has yet to acknowledge that this node leaves", deadline)
+        if link.is_joining or self.view.state not in (State.IDLE, State.CLOSED, State.REFUSED):
             if not self._finished:
-                self.link.leave(reason, why)
+                link.leave(reason, why)
             # A process that ends too early is taken for a lost one.
-            if reason is Reason.FINISHED or self.link.is_connected:
-                done = self.link.is_heard(deadline)
+            if reason is Reason.FINISHED or link.is_connected:
+                done = link.is_heard(deadline)
             else:
-                self.link.is_heard(min(deadline, time.monotonic() + _BLIP_S))
-        elif self.link.is_connected:
-            self.link.is_heard(min(deadline, time.monotonic() + _HURRY_S))  # that its join has failed
+                link.is_heard(min(deadline, time.monotonic() + _BLIP_S))
+        elif link.is_connected:
+            link.is_heard(min(deadline, time.monotonic() + _HURRY_S))  # that its join has failed
         if reason is Reason.FINISHED and self.view.world is not None and not in_haste:
             if self.hosts_medium:
                 self._stays = ("this process has the run's record, and stays until the run is closed", None)
@@ -232,18 +241,18 @@ class Member:
                 count = self.view.world.size - 1
                 others = "the other node has" if count == 1 else f"the other {count} nodes have"
                 self._stays = (f"this node serves the store of the round, and stays until {others} finished", deadline)
-                done = self.link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
+                done = link.wait(lambda view: view.state is not State.FINISHED, deadline) and done
         self._gone = True
-        self.link.close()
+        link.close()
         self._stays = ("this process serves the run, and stays until its other nodes have gone", deadline)
         done = self._let_go(time.monotonic() if in_haste else deadline) and done
         self._withdraw_stores()
         return done
 
     def _stay_until_closed(self) -> bool:
-        """Keep the medium until the close is recorded: without it nobody could say, or learn, how the run ended (rule 17).
+        """Keep the medium until the close is recorded, or the server is away for `close_s`; whether the run was closed.
 
-        It is kept for as long as there is a server; whether the run was closed.
+        Without the medium nobody could record, or learn, how the run ended (rule 17).
         """
 
         def is_over(view: View) -> bool:
@@ -270,7 +279,7 @@ class Member:
         if self._offer is not None:
             self._offer.withdraw()
 
-    # For the hostings ---------------------------------------------------------------------------------------------
+    # For the kinds of membership ----------------------------------------------------------------------------------
 
     @property
     def hosts_medium(self) -> bool:
@@ -278,8 +287,9 @@ class Member:
         return False
 
     def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
-        """The store of a round, served on a socket where this node has rank 0."""
-        return RoundStore(self, placed, listener, timedelta(seconds=300), self._serve_store)
+        """The store of a round, served on a socket if this node has rank 0."""
+        stop = self._serve_store(listener) if listener is not None else None
+        return RoundStore(self, placed, timedelta(seconds=300), stop)
 
     def _let_go(self, deadline: float) -> bool:
         """The link is closed: let go of what else there is, once nobody depends on it; whether that was in time."""
@@ -297,7 +307,7 @@ class Member:
                 raise cannot_listen(address, exc) from exc
         return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
 
-    # Inside -------------------------------------------------------------------------------------------------------
+    # Joining ------------------------------------------------------------------------------------------------------
 
     def _join(self, started: float, timeout_s: float) -> Placed:
         before = self.view.world
@@ -316,7 +326,9 @@ class Member:
         def is_settled(view: View) -> bool:
             if self._left or self.link.is_joining:
                 return self._left
-            return self.link.refusal is not None or outcomes.has_led_to_something(view, before)
+            if self.link.refusal is not None or view.state in (State.CLOSED, State.REFUSED, State.FENCED):
+                return True
+            return view.state in _PLACED and view.world is not before
 
         def is_settled_or_spare(view: View) -> bool:
             nonlocal stands_by
@@ -328,55 +340,58 @@ class Member:
         return not stands_by or self.link.wait(is_settled)
 
     def _outcome(self, settled: bool, elapsed_s: float) -> Placed:
-        view, link = self.view, self.link
-        placed = outcomes.place_in(view)
-        if settled and placed is not None:
-            return placed
+        """The place that a join has led to, or the error that says why there is none."""
+        view, link, run = self.view, self.link, f"run {self.run_id!r}"
+        if settled and view.world is not None and view.state in _PLACED:
+            return view.world
         if link.refusal is not None:
             raise self._refused(link.refusal, link.refused_by)
-        outcomes.check_open(self.run_id, view)
+        if view.state is State.CLOSED:
+            if view.stood_by and view.ending is Ending.SUCCEEDED:
+                raise errors.RendezvousGracefulExitError(f"{run} ended well, and this spare was not needed")
+            raise errors.RendezvousClosedError(f"{run} is closed as {view.ending.value}: {view.why}")
+        if view.state is State.REFUSED:
+            raise errors.RendezvousError(f"{run} cannot be joined: {view.why}")
         self._check_left()
         if not link.is_connected:
-            raise RendezvousTimeoutError(
-                f"run {self.run_id!r} was not joined within {elapsed_s:.1f} s: {self._out_of_reach()}; is it running there, and "
-                f"does its port let nodes in?"
+            raise errors.RendezvousTimeoutError(
+                f"{run} was not joined within {elapsed_s:.1f} s: {self._trouble()}; is it running there, and does its "
+                f"port let nodes in?"
             )
-        why = self._out_of_reach() if self._is_out_of_reach(view) else view.why
-        raise RendezvousTimeoutError(
-            f"run {self.run_id!r} at {link.where()} was not joined within {elapsed_s:.1f} s: {why}"
-        )
+        why = self._trouble() or view.why
+        raise errors.RendezvousTimeoutError(f"{run} at {link.where()} was not joined within {elapsed_s:.1f} s: {why}")
 
     def _refused(self, why: str, cause: Exception | None) -> Exception:
         """What a join raises that is refused; an error of a user's own code reaches that user as it is."""
-        if cause is not None and not isinstance(cause, RendezvousError):
+        if cause is not None and not isinstance(cause, errors.RendezvousError):
             return cause
-        kind: type[RendezvousError] = RendezvousConnectionError
-        if cause is not None and not isinstance(cause, RendezvousConnectionError):
+        kind: type[errors.RendezvousError] = errors.RendezvousConnectionError
+        if cause is not None and not isinstance(cause, errors.RendezvousConnectionError):
             kind = type(cause)
         refused = kind(f"run {self.run_id!r} cannot be joined at {self.link.where()}: {why}")
         refused.__cause__ = cause
         return refused
 
     def _take_back(self, failure: BaseException) -> None:
-        """A join that failed, for whatever reason, is counted by nobody any more."""
+        """A node whose join failed, for whatever reason, no longer waits."""
         # Whether it is under way is asked first: the loop may make the join between the two questions.
         if self._left or (not self.link.is_joining and self.view.state not in _INVOLVED):
             return
         why = f"its join failed: {failure}"
-        if isinstance(failure, RendezvousTimeoutError):
+        if isinstance(failure, errors.RendezvousTimeoutError):
             why = "its join timed out"
         elif isinstance(failure, KeyboardInterrupt):
             why = "its join was interrupted"
-        with suppress(RendezvousError):  # what went wrong first is what is told
+        with suppress(errors.RendezvousError):  # the first error is the one that is raised
             self.link.leave(Reason.WITHDREW, why)
 
     def _check_left(self) -> None:
         if self._left:
-            raise outcomes.left_before(self.run_id)
+            raise errors.RendezvousError(f"run {self.run_id!r} was left by this node: a new handler can join it again")
 
     def _open_store(self, placed: Placed) -> None:
         with self._storing:
-            self._check_left()  # whoever left meanwhile has released what there was, and would release no more
+            self._check_left()  # a thread that left meanwhile has released what there was, and would release no more
             self._release_store()
             listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
             self._store = self._make_store(placed, listener)

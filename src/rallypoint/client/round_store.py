@@ -1,7 +1,4 @@
-"""The bootstrap store of a round (rule 12): offered by every node before it joins, served by rank 0, prefixed by its name.
-
-It ends with its round: nobody waits on it for a world that is over.
-"""
+"""The bootstrap store of a round (rule 12): offered by every node before it joins, served by rank 0, over with its round."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rallypoint.errors import RendezvousError
 from rallypoint.forks import OpenedIn
@@ -23,11 +20,14 @@ from rallypoint.stores.tcp.server import listen
 from rallypoint.stores.wrapper import LazyStore
 from rallypoint.waiting import Deadline
 
+if TYPE_CHECKING:
+    from rallypoint.client.member import Member
+
 VERDICT_S = 10.0
 """How long the news is awaited that a world is over: a host that dies breaks its connections before it is declared lost."""
 
 _SOON_S = 0.5
-"""By then the news has usually come; so long is waited before anybody looks whether the store's server is still there."""
+"""How long that news is awaited before a connection shows whether the store's server is still there."""
 
 _ATTEMPT = timedelta(seconds=1)
 """How long one attempt to connect takes, before a look at whether the world still stands."""
@@ -54,11 +54,10 @@ def cannot_listen(address: str, problem: StoreError) -> RendezvousError:
 class StoreOffer:
     """A bound port that a node would serve the round's store on, if it became rank 0."""
 
-    def __init__(self, address: str, listener: socket.socket | None = None) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
-        self._listener: socket.socket | None = listener or listen(address)
-        port = self._listener.getsockname()[1]
-        self.endpoint = written(address, port)
+        self._listener: socket.socket | None = listen(address)
+        self.endpoint = written(address, self._listener.getsockname()[1])
 
     @property
     def is_open(self) -> bool:
@@ -77,46 +76,27 @@ class StoreOffer:
             self._listener = None
 
 
-class RoundMember(Protocol):
-    """What a round's store asks of the membership that it came with."""
-
-    @property
-    def run_id(self) -> str:
-        """The run's name."""
-
-    def wait_until_over(self, placed: Placed, timeout_s: float | None = None) -> bool:
-        """Wait until a world is no longer this node's; False where the time passes first.  From memory with 0."""
-
-    def why_over(self, placed: Placed) -> str:
-        """Why a world is no longer this node's, and what to do about it."""
-
-
 class RoundStore(PrefixStore):
     """The store of one sealed world, with that world's own keys only; it connects on first use.
 
-    Rank 0 serves it, on the socket that it had bound before it joined.  When the world is over for this node, every call
-    is a `RoundOverError`, also of those who wait.  A forked child may open it, if its parent did not, but is not told
-    of the world's end.
+    Rank 0 serves it, on the socket that it had bound before it joined, until it calls `stop`.  When the world is over for
+    this node, every call raises `RoundOverError`, also one that waits.  A forked child may open the store, if its parent
+    did not, but is not told of the world's end.
     """
 
     def __init__(
-        self,
-        member: RoundMember,
-        placed: Placed,
-        listener: socket.socket | None,
-        timeout: timedelta,
-        serve: Serve = serve_here,
+        self, member: Member, placed: Placed, timeout: timedelta, stop: Callable[[], None] | None = None
     ) -> None:
         self.seal_id = placed.seal_id
         self.host, self.port = parse_endpoint(placed.store, 0)
-        self._member = member
-        self._placed = placed
+        self._member, self._placed = member, placed
+        self._title = f"the store of round {placed.round} of run {member.run_id!r}"
         self._opened_in = OpenedIn()
         self._why_over: str | None = None
         self._closing: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._ending = threading.Lock()
         self._watched = False
-        self._stop = serve(listener) if listener is not None else None
+        self._stop = stop
         self.prefix = f"{member.run_id}/{placed.incarnation}/{placed.round}"
         super().__init__(self.prefix, self._lazy(timeout))
 
@@ -142,14 +122,10 @@ class RoundStore(PrefixStore):
         if self._stop is not None:
             self._stop()
 
-    # For the kinds of it ----------------------------------------------------------------------------------------------
-
     def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         """The store below and a method that closes it; whoever holds the store holds that method's object."""
         store = TcpStore(self.host, self.port, timeout=timeout)
         return store, store.close
-
-    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _lazy(self, timeout: timedelta) -> LazyStore:
         return LazyStore(lambda: self._open_in_round(timeout), self._judge)
@@ -165,7 +141,7 @@ class RoundStore(PrefixStore):
             except StoreTimeoutError as exc:  # noqa: PERF203  # trying again is the point
                 if not term.left_s():
                     raise StoreTimeoutError(
-                        f"{self._name_it()} was not reached within {term.timeout_s:g} s: {exc}"
+                        f"{self._title} was not reached within {term.timeout_s:g} s: {exc}"
                     ) from exc
             else:
                 store.set_timeout(timeout)
@@ -197,17 +173,15 @@ class RoundStore(PrefixStore):
                 close()
 
     def _judge(self, problem: Exception) -> Exception:
-        """What to say of a call that failed: where the round is over, that, and why."""
-        if not isinstance(problem, (StoreError, TimeoutError)) or isinstance(problem, (RoundOverError, StoreForkError)):
+        """The error of a call that failed: where the round is over, one that says so, and why."""
+        is_final = isinstance(problem, (RoundOverError, StoreForkError)) or self._is_forked
+        if is_final or not isinstance(problem, (StoreError, TimeoutError)):
             return problem
-        if self._is_forked:
-            return problem
-        if self.is_over() or (isinstance(problem, StoreConnectionError) and self._has_broken()):
-            return self._over()
-        return problem
+        is_over = self.is_over() or (isinstance(problem, StoreConnectionError) and self._has_broken())
+        return self._over() if is_over else problem
 
     def _has_broken(self) -> bool:
-        """After a connection was lost: whether the round is over.  Only where its server is gone is there much to wait for."""
+        """After a connection was lost: whether the round is over.  That is awaited for long only if the server is gone."""
         if self.is_over(_SOON_S):
             return True
         try:
@@ -219,10 +193,7 @@ class RoundStore(PrefixStore):
 
     def _over(self) -> RoundOverError:
         why = self._why_over or self._member.why_over(self._placed)
-        return RoundOverError(f"{self._name_it()} is of no use any more, because the round is over: {why}")
-
-    def _name_it(self) -> str:
-        return f"the store of round {self._placed.round} of run {self._member.run_id!r}"
+        return RoundOverError(f"{self._title} is of no use any more, because the round is over: {why}")
 
     @property
     def _is_forked(self) -> bool:

@@ -1,8 +1,7 @@
 """A node's end of the protocol, sans-IO: what it sends on a new connection, with each beat, and what it makes of answers.
 
-A session outlives connections and servers: the shell that brings the sockets says when one is open, and the session says
-the rest.  What must not be lost, a request to close or a reason for leaving, is repeated until a server has
-acknowledged it (rule 17c).
+A session outlives connections and servers.  What must not be lost, a request to close or a reason for leaving, is repeated
+until a server has acknowledged it (rule 17c).
 """
 
 from __future__ import annotations
@@ -31,13 +30,10 @@ class Session:
         self.run_id = run_id
         self.view = view
         self.process = process
-        self.secret = ""
-        """That of the claim which the next connection is made to (rule 17j)."""
-        self.claim_id = ""
-        """That claim: a server that welcomes the node under another one was not meant.  Empty at a fixed address."""
+        self.claim_id = self.secret = ""
+        """Those of the claim which the next connection is made to (rule 17j); empty at a fixed address."""
         self.connection = 0
-        self.connected = False
-        self.welcomed = False
+        self.connected = self.welcomed = False
         self.is_outdated = False
         """Whether the connection is to a server that another one has replaced (rule 17i)."""
         self.goodbye: protocol.Goodbye | None = None
@@ -59,8 +55,6 @@ class Session:
         self._unheard: dict[int, CloseAsked | Left] = {}
         self._before_leaving: Announced | None = None
 
-    # The life of a connection -------------------------------------------------------------------------------------
-
     def opening(self, now: float) -> bytes:
         """A connection is open: say who this is and all that it knows, without waiting for the welcome."""
         self._look(now)
@@ -70,7 +64,11 @@ class Session:
         self.goodbye = None
         self.heard_at = now
         self._reader = protocol.Reader()
-        return protocol.MAGIC + protocol.frame(self._hello()) + self._place_left() + self._announce()
+        data = protocol.MAGIC + protocol.frame(self._hello())
+        if self._before_leaving is not None and any(isinstance(said, Left) for said in self._unheard.values()):
+            # The place that it had: a server that has just started learns by it which rank leaves.
+            data += protocol.frame(self._before_leaving)
+        return data + self._announce()
 
     def received(self, data: bytes, now: float) -> None:
         """Bytes arrived."""
@@ -89,7 +87,8 @@ class Session:
         """The connection is gone."""
         self.connected = self.welcomed = False
         self.view = views.disconnected(self.view, now)
-        for answer in self._take_questions():
+        questions, self._questions = self._questions, {}
+        for answer in questions.values():
             answer(protocol.Done(0, False, "the connection to the server ended"))
 
     def beat(self, now: float) -> bytes:
@@ -107,13 +106,11 @@ class Session:
         """Whether the server has been silent for so long that this connection is to be given up."""
         return self.connected and now - self.heard_at > self.view.settings.heartbeat_timeout_s
 
-    # What the node does -------------------------------------------------------------------------------------------
-
     def join(self, now: float, timeout_s: float) -> bytes:
         """Ask for a place in the next world; that it left before is over with that."""
         self.view, message = views.join(self.view, now, timeout_s)
         self.has_left = False
-        self._unheard = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
+        self._keep(lambda asked: True)
         return protocol.frame(message) if self.connected else b""
 
     def leave(self, reason: Reason, why: str = "") -> bytes:
@@ -132,11 +129,7 @@ class Session:
         """The register says that an incarnation has ended: its members need no server to know it (rule 17h)."""
         self.view = views.hear(self.view, RunClosed(how.incarnation, how.ending, how.why))
         if self.view.state is State.CLOSED and self.view.incarnation == how.incarnation:
-            self._unheard = {
-                n: said
-                for n, said in self._unheard.items()
-                if isinstance(said, CloseAsked) and said.incarnation not in ("", how.incarnation)
-            }
+            self._keep(lambda asked: asked.incarnation not in ("", how.incarnation))
 
     @property
     def is_heard(self) -> bool:
@@ -146,8 +139,8 @@ class Session:
     def reborn(self, node: Node) -> None:
         """After being fenced: another identity, which needs a connection of its own."""
         self.view = views.reborn(self.view, node)
-        closes = {n: said for n, said in self._unheard.items() if isinstance(said, CloseAsked)}
-        self._unheard = {n: msgspec.structs.replace(said, by=node.id) for n, said in closes.items()}
+        self._keep(lambda asked: True)
+        self._unheard = {n: msgspec.structs.replace(said, by=node.id) for n, said in self._unheard.items()}
         self.connection = 0
         self.connected = self.welcomed = False
 
@@ -157,36 +150,29 @@ class Session:
         self._questions[self._asked] = answer
         return protocol.frame(ask(self._asked))
 
-    # Inside -------------------------------------------------------------------------------------------------------
-
     def _hello(self) -> protocol.Hello:
         known = self._epoch
-        hello = protocol.Hello(
-            protocol.VERSION,
-            self.run_id,
-            self.view.node.id,
-            self.connection,
-            process=self.process,
-            incarnation=known.incarnation,
-            epoch=known.epoch,
-            claim_id=known.claim_id,
-        )
-        if self.secret:
-            hello = msgspec.structs.replace(hello, proof=protocol.proof_of(self.secret, hello))
-        return hello
+        caller = (self.run_id, self.view.node.id, self.connection, (), self.process)
+        hello = protocol.Hello(protocol.VERSION, *caller, known.incarnation, known.epoch, known.claim_id)
+        return msgspec.structs.replace(hello, proof=protocol.proof_of(self.secret, hello)) if self.secret else hello
+
+    def _keep(self, is_wanted: Callable[[CloseAsked], bool]) -> None:
+        """Go on saying these of the requests to close, and nothing else."""
+        unheard = self._unheard.items()
+        self._unheard = {n: said for n, said in unheard if isinstance(said, CloseAsked) and is_wanted(said)}
 
     def _look(self, now: float) -> None:
         """A node that was itself paused for longer than it is waited for distrusts its world at once (rule 9)."""
         pause_s = now - self._looked_at if self._looked_at is not None else 0.0
-        if pause_s > self.view.settings.heartbeat_timeout_s and not self._is_beside_server:
+        if pause_s > self.view.settings.heartbeat_timeout_s and not self._serves_here:
             self.view = views.paused(self.view, pause_s)
         self._looked_at = now
 
     @property
-    def _is_beside_server(self) -> bool:
-        """Whether this process serves at a fixed address: it was paused with the node, and gave nobody up meanwhile.
+    def _serves_here(self) -> bool:
+        """Whether this process serves at a fixed address: the server was paused with the node, and gave no node up.
 
-        A program that holds the interpreter for seconds, to load a model, must not cost the whole job a restart.
+        So a program that holds the interpreter for seconds, to load a model, does not cost the whole job a restart.
         """
         world, (seal_id, ranks) = self.view.world, self.server_ranks
         return world is not None and world.seal_id == seal_id and world.rank in ranks and not self.serving.claim_id
@@ -219,7 +205,7 @@ class Session:
                 f"run the same release of Rallypoint on both"
             )
         if self.claim_id and welcome.serving.claim_id != self.claim_id:
-            self.is_outdated = True
+            self.is_outdated = True  # another server was meant
             return
         self.has_standalone_server = protocol.STANDALONE in welcome.capabilities
         self._served_by(welcome.serving, now)
@@ -255,21 +241,11 @@ class Session:
         return self._unheard_frames() if self.connected else b""
 
     def _unheard_frames(self) -> bytes:
-        parts = (protocol.frame(m) + protocol.frame(protocol.AskHeard(n)) for n, m in self._unheard.items())
-        return b"".join(parts)
-
-    def _place_left(self) -> bytes:
-        """The place that a leaving node had: a server that has just started learns by it which rank leaves."""
-        leaves = any(isinstance(said, Left) for said in self._unheard.values())
-        return protocol.frame(self._before_leaving) if leaves and self._before_leaving is not None else b""
+        return b"".join(protocol.frame(m) + protocol.frame(protocol.AskHeard(n)) for n, m in self._unheard.items())
 
     def _announce(self) -> bytes:
         message = views.announce(self.view)
         return (b"" if message is None else protocol.frame(message)) + self._unheard_frames()
-
-    def _take_questions(self) -> list[Callable[[protocol.Answer], None]]:
-        questions, self._questions = list(self._questions.values()), {}
-        return questions
 
 
 def _place_of(view: View) -> Announced | None:

@@ -1,6 +1,6 @@
-"""A rendezvous as one node sees it: what it says, what it makes of what it hears, what it answers from memory.  Sans-IO.
+"""A rendezvous as one node sees it, sans-IO: what it says, what it makes of what it hears, what it answers from memory.
 
-The same code serves every hosting's client.  `now` is the node's own monotonic clock, never compared with another's.
+`now` is the node's own monotonic clock, never compared with another's.
 """
 
 from __future__ import annotations
@@ -9,17 +9,8 @@ import enum
 
 import msgspec
 
-from rallypoint.messages.notices import (
-    Broken,
-    Fenced,
-    KeepWaiting,
-    NodeNotice,
-    Placed,
-    Refused,
-    RunClosed,
-    StandBy,
-    WaitingCount,
-)
+from rallypoint.messages import notices
+from rallypoint.messages.notices import KeepWaiting, NodeNotice, Placed, RunClosed, StandBy
 from rallypoint.messages.requests import Announced, Joined, Left, Seat, Standing
 from rallypoint.messages.types import Bounds, Ending, Node, Reason, Settings
 
@@ -38,16 +29,8 @@ class State(enum.Enum):
     FENCED = "out of its world"
 
 
-_STANDINGS = {
-    State.WAITING: Standing.WAITING,
-    State.SPARE: Standing.SPARE,
-    State.HOLDS: Standing.HOLDS,
-    State.BROKEN: Standing.BROKEN,
-    State.FINISHED: Standing.FINISHED,
-    State.CLOSED: Standing.CLOSED,
-}
-
-
+_STANDINGS = {State[standing.name]: standing for standing in Standing}
+_ASKING = (State.WAITING, State.SPARE)
 LONGEST_WHY = 1024
 
 
@@ -66,6 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending = Ending.FAILED
     stood_by: bool = False
     deadline: float | None = None
+    """When the join times out; None while standing by as a spare (rule 13)."""
     out_since: float | None = None
     was_paused: bool = False
     """Whether its world is broken because this node itself was paused, and not because it was told so."""
@@ -84,18 +68,9 @@ def announce(view: View) -> Announced | None:
     standing = _STANDINGS.get(view.state)
     if standing is None:
         return None
-    return Announced(
-        node=view.node,
-        bounds=view.bounds,
-        standing=standing,
-        settings=view.settings,
-        incarnation=view.incarnation,
-        seat=_seat(view),
-        round_seen=view.round_seen,
-        waiting=view.waiting,
-        ending=view.ending,
-        why=view.why[:LONGEST_WHY] if standing is Standing.CLOSED else "",
-    )
+    run = (view.node, view.bounds, standing, view.settings, view.incarnation)
+    why = view.why[:LONGEST_WHY] if standing is Standing.CLOSED else ""
+    return Announced(*run, _seat(view), view.round_seen, view.waiting, view.ending, why)
 
 
 def leave(view: View, reason: Reason, why: str = "") -> tuple[View, Left]:
@@ -114,18 +89,18 @@ def hear(view: View, said: NodeNotice) -> View:
         return _told_to_wait(view, said)
     if isinstance(said, RunClosed):
         return _told_closed(view, said)
-    if isinstance(said, Refused):
+    if isinstance(said, notices.Refused):
         return _change(view, state=State.REFUSED, why=said.why) if view.state in _ASKING else view
     if view.world is None or said.seal_id != view.world.seal_id:
         return view
-    if isinstance(said, Fenced):
+    if isinstance(said, notices.Fenced):
         fenced = view.state in (State.HOLDS, State.BROKEN, *_ASKING)
         return _change(view, state=State.FENCED, why=said.why) if fenced else view
     if view.state is not State.HOLDS:
         return view
-    if isinstance(said, WaitingCount):
+    if isinstance(said, notices.WaitingCount):
         return _change(view, waiting=said.count)
-    assert isinstance(said, Broken), f"every notice is handled, {said!r} too"
+    assert isinstance(said, notices.Broken), f"every notice is handled, {said!r} too"
     return _change(view, state=State.BROKEN, why=said.why)
 
 
@@ -165,10 +140,7 @@ def in_outage(view: View, now: float) -> bool:
 
 
 def num_nodes_waiting(view: View, now: float) -> int:
-    """Rule 6b, from memory: above 0 when the node should join again.
-
-    A node that was itself paused says so in an outage too: it distrusts its world at once (rule 9).
-    """
+    """Rule 6b, from memory: above 0 when the node should join again; after a pause of its own in an outage too (rule 9)."""
     if in_outage(view, now) and not (view.was_paused and view.state is State.BROKEN):
         return 0
     if view.state in (State.BROKEN, State.FENCED):
@@ -176,31 +148,14 @@ def num_nodes_waiting(view: View, now: float) -> int:
     return view.waiting if view.state is State.HOLDS else 0
 
 
-def overdue(view: View, now: float) -> bool:
-    """Whether the join deadline has passed; it does not run while standing by as a spare (rule 13)."""
-    return view.state is State.WAITING and view.deadline is not None and now >= view.deadline
-
-
-_ASKING = (State.WAITING, State.SPARE)
-
-
 def _placed(view: View, said: Placed) -> View:
     if view.state not in _ASKING:
         return view
     if view.world is not None and (said.incarnation != view.incarnation or said.round <= view.world.round):
         return view
-    return _change(
-        view,
-        state=State.HOLDS,
-        incarnation=said.incarnation,
-        world=said,
-        round_seen=max(view.round_seen, said.round),
-        waiting=0,
-        why=said.remark,
-        stood_by=False,
-        deadline=None,
-        was_paused=False,
-    )
+    place = {"incarnation": said.incarnation, "world": said, "round_seen": max(view.round_seen, said.round)}
+    unset = {"waiting": 0, "stood_by": False, "deadline": None, "was_paused": False}
+    return _change(view, state=State.HOLDS, why=said.remark, **place, **unset)
 
 
 def _told_to_wait(view: View, said: KeepWaiting | StandBy) -> View:
@@ -215,15 +170,8 @@ def _told_closed(view: View, said: RunClosed) -> View:
     ours = said.incarnation == view.incarnation or (view.world is None and view.state in _ASKING)
     if not ours or view.state in (State.IDLE, State.REFUSED, State.FENCED):
         return view
-    return _change(
-        view,
-        state=State.CLOSED,
-        incarnation=said.incarnation,
-        ending=said.ending,
-        why=said.why,
-        waiting=0,
-        deadline=None,
-    )
+    how = {"incarnation": said.incarnation, "ending": said.ending, "why": said.why}
+    return _change(view, state=State.CLOSED, waiting=0, deadline=None, **how)
 
 
 def _seat(view: View) -> Seat | None:

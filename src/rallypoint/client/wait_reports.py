@@ -1,8 +1,4 @@
-"""Says what a wait waits for (rule 11): when it lasts, and whenever the reason changes.
-
-One thread per wait looks at the membership once a second.  Where it says so is up to a reporter: a log, lines on a stream,
-or one live line on a terminal.
-"""
+"""Says what a wait waits for (rule 11), if it lasts and whenever the reason changes: in a log, lines or one live line."""
 
 from __future__ import annotations
 
@@ -14,20 +10,23 @@ import time
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
 from rallypoint import wording
-from rallypoint.client.view import State, View
+from rallypoint.client.view import State
+
+if TYPE_CHECKING:
+    from rallypoint.client.member import Member
 
 log = logging.getLogger("rallypoint")
 
-PATIENCE_S = 2.0
-"""How long a wait may take before somebody wonders why, and how long one sentence stands before the next."""
+REPORT_AFTER_S = 2.0
+"""How long a wait may take before it is reported, and how long one sentence stands before the next."""
 LOOK_S = 1.0
 _WRITE_S = 0.5
-"""How long the end of a wait is held up where nobody reads what is written."""
+"""How long the end of a wait is held up if nobody reads what is written."""
 
 _WIDTH = 80
 
@@ -46,20 +45,7 @@ class WaitReport(msgspec.Struct, frozen=True):
         return f"run {self.run_id!r}: waiting for {self.elapsed_s:.0f} s{left}: {self.why}"
 
 
-class WaitingMember(Protocol):
-    """What is asked of a membership that waits."""
-
-    run_id: str
-
-    @property
-    def view(self) -> View:
-        """What the node knows at the moment."""
-
-    def why_waiting(self) -> str:
-        """What is awaited, in words; empty where nothing is."""
-
-
-class Reporter(Protocol):
+class Reporter:
     """Where waits are reported.  All calls for one wait come from one thread."""
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
@@ -73,13 +59,13 @@ class Reporter(Protocol):
 
 
 @contextmanager
-def reported(waiter: WaitingMember, reporter: Reporter | None) -> Iterator[None]:
-    """Report what is awaited while the block lasts; None reports nothing."""
+def reported(member: Member, reporter: Reporter | None) -> Iterator[None]:
+    """Report what is awaited while the block lasts, from a thread of its own; None reports nothing."""
     if reporter is None:
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_report, args=(waiter, reporter, done), name="rallypoint-waiting", daemon=True)
+    thread = threading.Thread(target=_report, args=(member, reporter, done), name="rallypoint-waiting", daemon=True)
     thread.start()
     try:
         yield
@@ -99,7 +85,7 @@ def reporter_for_program() -> Reporter | None:
     return LiveReporter(stream) if is_live else LineReporter(stream)
 
 
-class LogReporter:
+class LogReporter(Reporter):
     """Reports each new reason to a logger."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
@@ -107,35 +93,25 @@ class LogReporter:
         self._level = level
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
-        """Log a reason that is new."""
         if is_news:
             self._logger.log(self._level, "run %r: waiting: %s", wait.run_id, wait.why)
 
     def tell(self, text: str) -> None:
-        """Log it."""
         self._logger.log(self._level, "%s", text)
 
-    def end(self) -> None:
-        """Nothing is left to be done."""
 
-
-class LineReporter:
+class LineReporter(Reporter):
     """Reports each new reason as a line of its own."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
-        """Write a reason that is new."""
         if is_news:
             self.tell(str(wait))
 
     def tell(self, text: str) -> None:
-        """Write a line."""
         self._write(f"rallypoint: {_printable(text)}\n")
-
-    def end(self) -> None:
-        """Nothing is left to be done."""
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -148,17 +124,15 @@ class LiveReporter(LineReporter):
     _is_shown = False
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
-        """Write the line anew, in one piece and without erasing it first, so that it does not flicker."""
+        # In one piece and without erasing it first, so that it does not flicker.
         self._write(f"\r{_cut(_printable(f'rallypoint: {wait}'), self._columns() - 1)}\x1b[K")
         self._is_shown = True
 
     def tell(self, text: str) -> None:
-        """Write a line that stays."""
         self.end()
         super().tell(text)
 
     def end(self) -> None:
-        """Erase the line."""
         if self._is_shown:
             self._write("\r\x1b[K")
             self._is_shown = False
@@ -169,46 +143,28 @@ class LiveReporter(LineReporter):
         return _WIDTH
 
 
-class _Told:
-    """What was told of a wait, and so what is news of it."""
-
-    def __init__(self, now: float) -> None:
-        self._gist = ""
-        self._at = now
-        self.as_spare = False
-
-    def is_news(self, why: str, *, is_spare: bool, now: float) -> bool:
-        """Whether this is to be told now: a node that becomes a spare says so at once, anything else can wait."""
-        gist = wording.gist(why)
-        is_due = now >= self._at + PATIENCE_S or (is_spare and not self.as_spare)
-        if gist == self._gist or not is_due:
-            return False
-        self._gist, self._at, self.as_spare = gist, now, is_spare
-        return True
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether anything was told."""
-        return bool(self._gist)
-
-
-def _report(waiter: WaitingMember, reporter: Reporter, done: threading.Event) -> None:
-    began = time.monotonic()
-    told = _Told(began)
+def _report(member: Member, reporter: Reporter, done: threading.Event) -> None:
+    began = told_at = time.monotonic()
+    told, told_as_spare = "", False
     with suppress(OSError, ValueError):  # a stream that is closed, or that nobody reads any more
         try:
             while not done.wait(LOOK_S):
-                view, why, now = waiter.view, waiter.why_waiting(), time.monotonic()
+                view, why, now = member.view, member.why_waiting(), time.monotonic()
                 if not why:
                     continue
-                is_news = told.is_news(why, is_spare=view.state is State.SPARE, now=now)
-                if told.is_begun:
+                is_spare, gist = view.state is State.SPARE, wording.gist(why)
+                # A node that becomes a spare says so at once, anything else can wait.
+                is_due = now >= told_at + REPORT_AFTER_S or (is_spare and not told_as_spare)
+                is_news = is_due and gist != told
+                if is_news:
+                    told, told_at, told_as_spare = gist, now, is_spare
+                if told:
                     left_s = None if view.deadline is None else view.deadline - now
-                    reporter.wait(WaitReport(waiter.run_id, why, now - began, left_s), is_news=is_news)
-            world = waiter.view.world
-            if told.as_spare and world is not None and waiter.view.state is State.HOLDS:
+                    reporter.wait(WaitReport(member.run_id, why, now - began, left_s), is_news=is_news)
+            world = member.view.world
+            if told_as_spare and world is not None and member.view.state is State.HOLDS:
                 place = f"rank {world.rank} of {world.size} in round {world.round}"
-                reporter.tell(f"run {waiter.run_id!r}: this spare was promoted: it has {place}")
+                reporter.tell(f"run {member.run_id!r}: this spare was promoted: it has {place}")
         finally:
             reporter.end()
 
@@ -232,9 +188,8 @@ def _printable(text: str) -> str:
 
 def _cut(text: str, columns: int) -> str:
     """As much of a text as there is room for."""
-    room = columns
     for number, char in enumerate(text):
-        room -= 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        if room < 0:
+        columns -= 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if columns < 0:
             return f"{text[: max(number - 2, 0)]}…"
     return text

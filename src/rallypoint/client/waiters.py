@@ -27,10 +27,7 @@ class Waiters:
         self._waiters: list[_WaitingThread] = []
 
     def wait(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait until a condition is met; False where the deadline, on the monotonic clock, passes first.
-
-        The condition is evaluated by the threads that call `wake` too: it must be quick, and must not wait itself.
-        """
+        """Wait until a condition is met; False where the deadline passes first.  `wake` evaluates the condition too."""
         while True:
             waiter = _WaitingThread(until)
             try:
@@ -38,7 +35,8 @@ class Waiters:
                     if until():
                         return True
                     self._waiters.append(waiter)
-                if not waiter.asleep.acquire(timeout=_left_s(deadline)):
+                left_s = -1 if deadline is None else min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+                if not waiter.asleep.acquire(timeout=left_s):
                     return until()
             finally:
                 with self._lock, suppress(ValueError):
@@ -50,8 +48,3 @@ class Waiters:
             for waiter in [each for each in self._waiters if each.until()]:
                 self._waiters.remove(waiter)
                 waiter.asleep.release()
-
-
-def _left_s(deadline: float | None) -> float:
-    """How long a lock is waited for; -1 is for ever."""
-    return -1 if deadline is None else min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)

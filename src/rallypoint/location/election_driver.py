@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from rallypoint.client.identity import process_token
@@ -43,8 +44,8 @@ from rallypoint.location.claiming import Claimant
 from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.places import ranks_of_process
 from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
+from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
-from rallypoint.server.recording import tell
 from rallypoint.server.service import Service, mint
 from rallypoint.server.sockets import listen_on_first, ports_in_words
 
@@ -385,17 +386,18 @@ class ElectionDriver:
         claim = serve.claim
         log.info("run %r: this process serves from now on, at %s:%d", self.run_id, claim.addresses[0], claim.port)
         self._ran_at = time.monotonic()
-        self._service = Service(
+        make = partial(
+            Coordinator,
             only_run=self.run_id,
-            tell=tell,
+            keeps_records=True,
             process=process_token(),
             own_place=ranks_of_process([user.session for user in self.users]),
             claim_id=claim.id,
             secret=claim.secret,
             pause_s=claim.rest_s / 2,
             restored=[(serve.run, serve.record.epoch)],
-            acted=self._acted,
         )
+        self._service = Service(make, acted=self._acted)
         self._starting = self._loop.create_task(self._service.start(listener))
 
     def _acted(self, effects: Effects) -> None:

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
-from rallypoint.client.round_store import RoundMember, RoundStore
+from rallypoint.client.member import Member
+from rallypoint.client.round_store import RoundStore
 from rallypoint.errors import RendezvousError
 from rallypoint.etcd_client import EtcdClient, EtcdError, EtcdForkError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
@@ -20,19 +21,19 @@ class EtcdV3RoundStore(RoundStore):
     """Keys under the name of one sealed world, on the lease of the run; rank 0 of the next world deletes them."""
 
     def __init__(
-        self, client: EtcdClient, keys: RecordKeys, member: RoundMember, placed: Placed, timeout: timedelta
+        self, client: EtcdClient, keys: RecordKeys, member: Member, placed: Placed, timeout: timedelta
     ) -> None:
         self._client = client
         self._keys = keys
-        super().__init__(member, placed, None, timeout)
+        super().__init__(member, placed, timeout)
 
     def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         try:
             return self._open_twin(timeout)
         except EtcdForkError as exc:
-            raise StoreForkError(f"{self._name_it()} cannot be opened: {exc}") from exc
+            raise StoreForkError(f"{self._title} cannot be opened: {exc}") from exc
         except EtcdError as exc:
-            raise StoreError(f"{self._name_it()} cannot be opened: {exc}") from exc
+            raise StoreError(f"{self._title} cannot be opened: {exc}") from exc
 
     def _open_twin(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         # A client of its own, so that closing it ends the waits of this connection and of no other.

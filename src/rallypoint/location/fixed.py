@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import defaultdict
+from functools import partial
 
 from rallypoint.client.background import background, run_in_thread
 from rallypoint.client.identity import process_token
@@ -21,7 +22,7 @@ from rallypoint.errors import RendezvousConnectionError
 from rallypoint.forks import run_in_children
 from rallypoint.location.places import ranks_of_process
 from rallypoint.net import listen
-from rallypoint.server.recording import tell
+from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import is_taken
 
@@ -147,14 +148,15 @@ class FixedLocator:
         )
         predecessor = _predecessor(self.session) if self.session is not None else None
         sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]
-        return Service(
+        make = partial(
+            Coordinator,
             only_run=self.run_id,
             remote_admins=False,
-            tell=tell,
             process=process_token(),
             own_place=_own_place(sessions, predecessor),
             predecessor=predecessor,
         )
+        return Service(make)
 
 
 def _predecessor(session: Session) -> Predecessor | None:

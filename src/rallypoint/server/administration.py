@@ -1,6 +1,9 @@
-"""What an administrator asks for, as an event of the run, and the sentence that answers it."""
+"""Questions about runs, with their answers; and what an administrator asks for, as an event of the run."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
@@ -10,17 +13,11 @@ from rallypoint.core.events import Evicted, EvictionLifted
 from rallypoint.core.model import Run, kept_out
 from rallypoint.errors import RendezvousError
 from rallypoint.messages.requests import CloseAsked
-from rallypoint.protocol import AskClose, AskEvict, AskLift
-from rallypoint.report import node_to_evict, nodes_of
+from rallypoint.protocol import PAGE_SIZE, Answer, Ask, AskClose, AskEvict, AskLift, Done
+from rallypoint.report import kept_out_of, line_of, node_to_evict, nodes_of
+from rallypoint.server import run_state
+from rallypoint.server.run_state import Output, RunState
 from rallypoint.server.runs import HostedRun
-
-
-class NotOrderedError(RendezvousError):
-    """What was asked for cannot be done; `reason` is the protocol's name for why, if it has one."""
-
-    def __init__(self, why: str, reason: str) -> None:
-        super().__init__(why)
-        self.reason = reason
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -29,46 +26,79 @@ class Order(msgspec.Struct, frozen=True):
     event: CloseAsked | Evicted | EvictionLifted
     answer: str = ""
 
+    def change(self, state: RunState, now: float, mint: str) -> Output:
+        """What the order does to the run."""
+        return run_state.apply(state, self.event, now, mint)
 
-def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: float) -> Order:
-    """The order; a RendezvousError says why there is none."""
+
+def answer(
+    ask: Ask, run_id: str, known: Mapping[str, HostedRun], now: float, messages: Mapping[str, int], *, is_node: bool
+) -> Answer:
+    """The answer to a question; `run_id` is the run of the node that asks."""
+    if isinstance(ask, protocol.AskPeers):
+        return _peers(ask, known.get(run_id))
+    if isinstance(ask, protocol.AskHeard):
+        return Done(ask.number, True)
+    if is_node:
+        return Done(ask.number, False, "a node does not administer its run")
+    if isinstance(ask, protocol.AskRuns):
+        lines = (line_of(known[name].run, known[name].time(now)) for name in sorted(known)[:PAGE_SIZE])
+        return protocol.Runs(ask.number, len(known), tuple(lines))
+    assert isinstance(ask, protocol.AskStatus), "a close and an eviction are no questions"
+    hosted = known.get(ask.run_id)
     if hosted is None:
-        raise NotOrderedError(f"there is no run {ask.run_id!r}", protocol.UNKNOWN_RUN)
+        return _unknown_run(ask)
+    run, run_now = hosted.run, hosted.time(now)
+    nodes, out = islice(nodes_of(run), PAGE_SIZE), islice(kept_out_of(run, run_now), PAGE_SIZE)
+    return protocol.Status(ask.number, line_of(run, run_now), str(run.bounds), tuple(nodes), dict(messages), tuple(out))
+
+
+def _peers(ask: protocol.AskPeers, hosted: HostedRun | None) -> protocol.Peers | Done:
+    """A page of the roster of the world that the node holds."""
+    world = hosted.run.world if hosted is not None else None
+    if world is None or world.seal_id != ask.seal_id:
+        return Done(ask.number, False, "that world is over: join again to learn who is in the next one")
+    members = enumerate(world.members[ask.start : ask.start + PAGE_SIZE], ask.start)
+    page = (protocol.Peer(rank, node.name, node.address, node.topology) for rank, node in members)
+    return protocol.Peers(ask.number, world.size, tuple(page))
+
+
+def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: float) -> Order | Done:
+    """The order; or the answer that says why there is none."""
+    if hosted is None:
+        return _unknown_run(ask)
     closing = hosted.run.closing
     if closing is not None and not isinstance(ask, AskLift):
-        raise NotOrderedError(
-            f"run {ask.run_id!r} is closed already, as {closing.ending.value}: {closing.why}", protocol.CLOSED
-        )
+        why = f"run {ask.run_id!r} is closed already, as {closing.ending.value}: {closing.why}"
+        return Done(ask.number, False, why, protocol.CLOSED)
     if isinstance(ask, AskClose):
         return Order(CloseAsked(by="an administrator", why=ask.why or "an administrator closed it"))
-    if isinstance(ask, AskLift):
-        return _lifting(ask, hosted.run, hosted.time(now))
-    return _eviction(ask, hosted.run, hosted.time(now))
+    try:
+        if isinstance(ask, AskLift):
+            return _lifting(ask, hosted.run, hosted.time(now))
+        return _eviction(ask, hosted.run, hosted.time(now))
+    except RendezvousError as exc:
+        return Done(ask.number, False, str(exc))
 
 
-def refusal(ask: AskClose | AskEvict | AskLift, error: RendezvousError) -> protocol.Done:
-    """The answer where there is no order."""
-    return protocol.Done(ask.number, False, str(error), error.reason if isinstance(error, NotOrderedError) else "")
+def _unknown_run(ask: protocol.AskStatus | AskClose | AskEvict | AskLift) -> Done:
+    return Done(ask.number, False, f"there is no run {ask.run_id!r}", protocol.UNKNOWN_RUN)
 
 
 def _eviction(ask: AskEvict, run: Run, now: float) -> Order:
     node = node_to_evict(run, ask.node, now)
     if node is None:
         there = [line.name for line in nodes_of(run) if line.id not in run.finished]
-        raise RendezvousError(
-            f"there is no node {ask.node!r} in run {ask.run_id!r} (it has {wording.names(there, len(there))})"
-        )
+        known = wording.names(there, len(there))
+        raise RendezvousError(f"there is no node {ask.node!r} in run {ask.run_id!r} (it has {known})")
     for_s = evictions.lasts_s(run, node) if ask.for_s is None else ask.for_s
     rest = f"is kept out for {wording.duration(for_s)}" if for_s else "may come straight back"
-    evicted = Evicted(node, for_s, ask.why)
-    return Order(evicted, f"node {ask.node!r} was evicted from run {ask.run_id!r} and {rest}")
+    return Order(Evicted(node, for_s, ask.why), f"node {ask.node!r} was evicted from run {ask.run_id!r} and {rest}")
 
 
 def _lifting(ask: AskLift, run: Run, now: float) -> Order:
     out = [eviction.node for eviction in kept_out(run, now)]
     if not any(ask.node in (node.name, node.id) for node in out):
-        names = wording.names((node.name for node in out), len(out))
-        raise RendezvousError(
-            f"node {ask.node!r} is not kept out of run {ask.run_id!r} by an eviction ({names} {wording.are(len(out))})"
-        )
+        are = f"{wording.names((node.name for node in out), len(out))} {wording.are(len(out))}"
+        raise RendezvousError(f"node {ask.node!r} is not kept out of run {ask.run_id!r} by an eviction ({are})")
     return Order(EvictionLifted(ask.node), f"node {ask.node!r} may join run {ask.run_id!r} again")

@@ -1,23 +1,74 @@
-"""Who is welcome at a server: what a hello must say, and the sentence for a caller that is turned away."""
+"""Which callers a server takes: how many, what a hello must say, and the sentence for a caller that is turned away."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from rallypoint import protocol
-from rallypoint.core.model import Phase
-from rallypoint.server.limits import ServerLimits
+from rallypoint.core.model import Phase, Run
+from rallypoint.messages.requests import Standing
 from rallypoint.server.runs import HostedRun
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Bounds that keep one client from harming the others."""
+
+    connections: int = 100_000
+    runs: int = 10_000
+    nodes_a_run: int = 200_000
+    silent_connections: int = 16_384
+    """Connections that have not said hello."""
+    hello_s: float = 10.0
+    """How long a connection may take to say hello."""
+    frame: int = 64 * 1024
+    unread: int = 4 * 1024 * 1024
+    """Bytes that wait for a peer that does not read."""
+
+
+@dataclass
+class Connection:
+    """What a server knows of one connection: nothing until it has said hello."""
+
+    number: int
+    reader: protocol.Reader
+    is_local: bool = False
+    """Whether it is on the server's own machine."""
+    hello: protocol.Hello | None = None
+    nonce: str = ""
+    """An administrator was challenged by it, and has not proven yet that it knows the secret (rule 17j)."""
+    frame: bytes = b""
+    """The last announcement that needed no answer, as it came, and the run as it was then."""
+    run: Run | None = None
+    standing: Standing | None = None
+    """What the node last said of itself, if it needed no other answer."""
+    takes_part: bool = False
+    """Whether it has said anything as a node; a server that leaves does not wait for one that has only connected."""
+    answered: float = 0.0
+    greeted: bool = False
+    """Whether the server has said anything on this connection."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its run and its node; empty ones for an administrator."""
+        assert self.hello is not None, "it has said hello"
+        return self.hello.run_id, self.hello.node_id
+
+    def opening(self) -> bytes:
+        """What goes before the first message to it."""
+        opening = b"" if self.greeted else protocol.MAGIC
+        self.greeted = True
+        return opening
 
 
 class Admission(msgspec.Struct, frozen=True):
     """The rules of one server.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `remote_admins` says
-    whether it takes callers from other machines that are not nodes.  An elected server has a `secret`: it takes administrators
-    that prove it.
+    whether administrators may be on other machines.  An elected server has a `secret`, which administrators prove.
     """
 
     limits: ServerLimits
@@ -26,7 +77,7 @@ class Admission(msgspec.Struct, frozen=True):
     secret: str = ""
 
     def refusal(self, hello: protocol.Hello, runs: Mapping[str, HostedRun], *, is_local: bool = False) -> str:
-        """Why a caller cannot be let in, and need not try again; empty if it can.  `is_local`: it is on this machine."""
+        """Why a caller, which may be on this machine, is refused for good; empty if it is not."""
         if hello.protocol != protocol.VERSION:
             return (
                 f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
@@ -50,7 +101,7 @@ class Admission(msgspec.Struct, frozen=True):
         return ""
 
     def _is_full(self, runs: Mapping[str, HostedRun]) -> bool:
-        """Whether no run more is taken.  A run that has ended is kept for a while and does not count, up to a point."""
+        """Whether no further run is taken.  A run that has ended is kept for a while and does not count, up to a point."""
         if len(runs) < self.limits.runs:
             return False
         open_runs = sum(hosted.run.phase is not Phase.CLOSED and hosted.idle_since is None for hosted in runs.values())
@@ -61,7 +112,7 @@ class Admission(msgspec.Struct, frozen=True):
         return not self.secret or protocol.is_same_mac(hello.proof, protocol.proof_of(self.secret, hello))
 
     def objection(self, nonce: str, answer: protocol.FromNode) -> str:
-        """Why an administrator that was challenged by this nonce cannot be let in after this answer; empty if it can."""
+        """Why an administrator that was challenged by this nonce is not let in after this answer; empty if it is."""
         if not isinstance(answer, protocol.Proof):
             return (
                 "this server is part of a job: it answers only those who prove that they know the secret of its claim"

@@ -1,7 +1,6 @@
 """The server's clock (rule 10): monotonic, its own, and standing still while the server was stalled.
 
-A process that was stopped, swapped out or starved could not have heard anybody.  So time in which it did not look at
-its clock does not count, for losses or for anything else.
+A process that was stopped, swapped out or starved could not have heard any node, so that time does not count.
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 import msgspec
 
 LOOK_S = 0.25
-"""How often a hosting looks at its clock at least; a much longer gap is a stall."""
+"""How often a server looks at its clock at least; a much longer gap is a stall."""
 
 
 class AwakeClock(msgspec.Struct, frozen=True):
-    """When the hosting last looked at its monotonic clock, and for how long it has been stalled in all.
-
-    `last_stall_s` is how long the last stall was, and `woke` when it ended, in the time of this clock.
-    """
+    """When the server last looked at its clock, for how long it was stalled in all and last, and when that ended."""
 
     looked: float
     stalled_s: float = 0.0
@@ -35,5 +31,5 @@ def look(clock: AwakeClock, monotonic: float) -> tuple[AwakeClock, float]:
 
 
 def just_woke(clock: AwakeClock, timeout_s: float, now: float) -> bool:
-    """Whether there was a stall a moment ago that was so long that nodes may have hung up, and be about to come back."""
+    """Whether a stall ended a moment ago that was so long that nodes may have hung up, and be about to come back."""
     return clock.last_stall_s >= timeout_s / 2 and now < clock.woke + timeout_s

@@ -1,32 +1,29 @@
 """The server's end of the protocol, sans-IO: many runs, many connections, one core.
 
-It converses with callers; the runs that they speak of are in `runs`.  Bytes and the ends of connections go in with the
-time; what is to be written down, sent, hung up and told comes out as `Effects`.  The shell that brings sockets is
-`service`; the simulation brings virtual ones.
+It talks with callers; `runs` holds the runs that they speak of.  Bytes and the ends of connections go in with the time;
+what is to be recorded, sent, hung up and told comes out as `Effects`.  `service` brings sockets, the simulation virtual ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import InitVar, dataclass
 
 import msgspec
 
 from rallypoint import heartbeats, protocol
 from rallypoint.core import recovery
 from rallypoint.core.model import Predecessor, Run
-from rallypoint.errors import RendezvousError, RendezvousStateError
+from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import KeepWaiting, Placed
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
 from rallypoint.messages.types import Settings
-from rallypoint.ranking import POLICIES, RankPolicy
-from rallypoint.server import administration, queries, run_state
-from rallypoint.server.admission import Admission
+from rallypoint.server import administration, run_state
+from rallypoint.server.admission import Admission, Connection, ServerLimits
 from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
-from rallypoint.server.connection import Connection
 from rallypoint.server.effects import Effects, RunChange, ToRecord
-from rallypoint.server.limits import ServerLimits
-from rallypoint.server.run_state import Output, RunState
+from rallypoint.server.run_state import RunState
 from rallypoint.server.runs import AppliedInput, HostedRuns, RunInput
 
 DEFAULTS = ServerLimits()
@@ -34,76 +31,61 @@ RECORD_AWAITED_S = 2.0
 """From when on a node that waits is told that the record is awaited."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Coordinator:
     """Everything a server knows.
 
-    `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `remote_admins` says
-    whether it lists and administers runs for callers of other machines that are not nodes.  `process` is the token of the process that it
-    lives in.  An elected server has a `claim_id` and a `secret`, and never forgets its run; after a stall of its own of
-    more than `pause_s` it waits until its claim is known to stand.
+    `only_run`, `remote_admins` and `secret` are those of `Admission`.  `process` is the token of the process that it lives
+    in.  An elected server has a `claim_id`, and never forgets its run; after a stall of its own of more than `pause_s` it
+    waits until its claim is known to stand.
     """
 
-    def __init__(
-        self,
-        *,
-        monotonic: float,
-        mint: Callable[[], str],
-        name: str = "rallypoint",
-        only_run: str = "",
-        remote_admins: bool = True,
-        keeps_records: bool = False,
-        restored: Iterable[tuple[Run, int]] = (),
-        limits: ServerLimits = DEFAULTS,
-        hold_s: float | None = None,
-        policies: Mapping[str, RankPolicy] = POLICIES,
-        process: str = "",
-        claim_id: str = "",
-        secret: str = "",
-        pause_s: float = float("inf"),
-        own_place: tuple[str, tuple[int, ...]] = ("", ()),
-        predecessor: Predecessor | None = None,
-    ) -> None:
-        self.name = name
-        self.limits = limits
-        self.process = process
-        self.claim_id = claim_id
-        self.runs = HostedRuns(
-            monotonic, mint, policies, keeps_records=keeps_records, elected=bool(claim_id), fixed_hold_s=hold_s
-        )
+    monotonic: InitVar[float]
+    mint: Callable[[], str]
+    name: str = "rallypoint"
+    only_run: str = ""
+    remote_admins: bool = True
+    keeps_records: bool = False
+    restored: InitVar[Iterable[tuple[Run, int]]] = ()
+    limits: ServerLimits = DEFAULTS
+    hold_s: float | None = None
+    process: str = ""
+    claim_id: str = ""
+    secret: str = ""
+    pause_s: float = float("inf")
+    own_place: tuple[str, tuple[int, ...]] = ("", ())
+    predecessor: Predecessor | None = None
+
+    def __post_init__(self, monotonic: float, restored: Iterable[tuple[Run, int]]) -> None:
+        self.runs = HostedRuns(monotonic, self.mint, self.keeps_records, bool(self.claim_id), self.hold_s)
         self.messages: Counter[str] = Counter()
         self.doubt = ""
         self.must_renew = False
         """Whether this server was paused, and the shell is to find out whether its claim stands."""
+        self.met = False
+        """Whether a node of another process was welcomed."""
         self._unsure_since: float | None = None
         self._recorded_before: set[str] = set()
         """Runs whose record was confirmed while the server did not know whether its claim stands."""
-        self.met = False
-        """Whether a node of another process was welcomed."""
-        self._admission = Admission(limits, only_run, remote_admins, secret)
-        self._mint = mint
-        self._pause_s = pause_s
-        self._own_place = own_place
-        self._predecessor = predecessor
+        self._admission = Admission(self.limits, self.only_run, self.remote_admins, self.secret)
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
-        self._callers: dict[int, Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._silent: dict[int, float] = {}
-        self._lines: dict[tuple[str, str], int] = {}
-        self._to_answer: list[int] = []
+        self._nodes: dict[tuple[str, str], int] = {}
+        self._to_answer: list[Connection] = []
         for run, epoch in restored:
             self.runs.restore(run, epoch, monotonic)
 
-    # What the shell calls -----------------------------------------------------------------------------------------
-
     def opened(self, caller: int, monotonic: float, *, is_local: bool = False) -> Effects:
-        """Somebody connected, be it from the server's own machine."""
+        """A caller connected, perhaps from the server's own machine."""
         now, effects = self._look(monotonic), Effects()
-        self._callers[caller] = Connection(now, protocol.Reader(self.limits.frame), is_local)
+        self._connections[caller] = Connection(caller, protocol.Reader(self.limits.frame), is_local)
         self._silent[caller] = now
-        if len(self._callers) > self.limits.connections:
+        if len(self._connections) > self.limits.connections:
             self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
         elif len(self._silent) > self.limits.silent_connections:
-            # The oldest of them: who has something to say has said it by now.
+            # The oldest of them: one that has something to say has said it by now.
             oldest = next(iter(self._silent))
             self._turn_away(oldest, f"{len(self._silent)} connections have not said who they are: try again", effects)
         return effects
@@ -111,19 +93,19 @@ class Coordinator:
     def received(self, caller: int, data: bytes, monotonic: float) -> Effects:
         """Bytes arrived."""
         now, effects = self._look(monotonic), Effects()
-        known = self._callers.get(caller)
+        known = self._connections.get(caller)
         if known is None:
             return effects
-        if known.frame == data and known.reader.is_between_frames and self._is_known(known):
+        if known.frame == data and known.reader.is_between_frames and self._run(known) is known.run is not None:
             # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
             self.messages["received"] += 1
-            self._beat(caller, known, now)
+            self._beat(known, now)
             return effects
         try:
             for body in known.reader.feed(data):
                 self.messages["received"] += 1
-                self._take(caller, known, body, now, effects)
-                if caller not in self._callers:
+                self._take(known, body, now, effects)
+                if caller not in self._connections:
                     break
         except RendezvousStateError as exc:
             self._turn_away(caller, str(exc), effects, final=not known.nonce)
@@ -138,15 +120,17 @@ class Coordinator:
     def tick(self, monotonic: float) -> Effects:
         """Time passed; due when `wake_at` says so."""
         now, effects = self._look(monotonic), Effects()
-        self._answer_beats(now, effects)
+        for known in self._to_answer:  # many at a time, a few times a second: that costs half of answering each at once
+            if known.number in self._connections:
+                self._send(known.number, self._stand_in(known, now), effects)
+        self._to_answer.clear()
         self._tell(self.runs.tick(now), effects)
-        late = [c for c, since in self._silent.items() if now - since > self.limits.hello_s]
-        for caller in late:
+        for caller in [c for c, since in self._silent.items() if now - since > self.limits.hello_s]:
             self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
         return effects
 
     def recorded(self, run_id: str, monotonic: float) -> Effects:
-        """The record of a run is written; or it is not, and nobody is to wait for it any longer."""
+        """The record of a run is written; or it is not, and is not to be awaited any longer."""
         now, effects = self._look(monotonic), Effects()
         if self._unsure_since is not None:
             self._recorded_before.add(run_id)
@@ -160,11 +144,9 @@ class Coordinator:
         if self._unsure_since is None or asked_at < self._unsure_since:
             return effects  # it was paused once more since it asked
         self._unsure_since = None
-        if run_id in self._recorded_before:
-            self._recorded_before.discard(run_id)
-            self._tell(self.runs.recorded(run_id, now), effects)
-        else:
-            self._tell(self.runs.resume(run_id, now), effects)
+        go_on = self.runs.recorded if run_id in self._recorded_before else self.runs.resume
+        self._recorded_before.discard(run_id)
+        self._tell(go_on(run_id, now), effects)
         return effects
 
     def claimed_again(self, epoch: int) -> None:
@@ -176,50 +158,44 @@ class Coordinator:
         """The claim cannot be renewed, for this reason; or it can again, where the reason is empty (rule 17e)."""
         now, effects = self._look(monotonic), Effects()
         self.doubt = why
-
+        hinder = RunInput(lambda state, run_now, mint: run_state.hinder(state, why, run_now, mint))
         for run_id in list(self.runs.known):
-            self._tell(self.runs.take(run_id, RunInput(self.runs.said(run_state.hinder, why)), now), effects)
-        for (run_id, _), caller in self._lines.items():
+            self._tell(self.runs.take(run_id, hinder, now), effects)
+        for (run_id, _), caller in self._nodes.items():
             self._send(caller, self._pong(run_id), effects)
         return effects
 
     def step_down(self, why: str) -> Effects:
         """Another process serves from now on: every caller is told so and sent on (rule 17d)."""
         effects = Effects()
-        for caller, known in self._callers.items():
+        for caller, known in self._connections.items():
             self._send(caller, known.opening() + protocol.frame(protocol.Goodbye(why)), effects)
             effects.hang_ups.append((caller, why))
-        self._callers.clear()
-        self._lines.clear()
+        self._connections.clear()
+        self._nodes.clear()
         return effects
 
     @property
     def is_attended(self) -> bool:
         """Whether a node that takes part is connected."""
-        return any(known.takes_part for known in self._callers.values())
+        return any(known.takes_part for known in self._connections.values())
 
     def knows(self, caller: int) -> bool:
-        """Whether a connection is one that the server still listens to."""
-        return caller in self._callers
+        """Whether the server still listens to a connection."""
+        return caller in self._connections
 
     def wake_at(self, monotonic: float) -> float:
-        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause.
-
-        Never at this very moment: the two clocks differ by a rounding, and a shell would spin on it.
-        """
+        """When `tick` is due, on the shell's own monotonic clock: often enough to know a stall from a pause."""
         latest, due = monotonic + LOOK_S, self.runs.wake_at()
-        if due is None:
-            return latest
-        return min(latest, max(due + self._clock.stalled_s, monotonic + 0.0005))
+        # Never at this very moment: the two clocks differ by a rounding, and a shell would spin on it.
+        return latest if due is None else min(latest, max(due + self._clock.stalled_s, monotonic + 0.0005))
 
-    # What callers say ---------------------------------------------------------------------------------------------
-
-    def _take(self, caller: int, known: Connection, body: bytes, now: float, effects: Effects) -> None:
-        message = protocol.read(body, protocol.FROM_NODE)
+    def _take(self, known: Connection, body: bytes, now: float, effects: Effects) -> None:
+        message, caller = protocol.read(body, protocol.FROM_NODE), known.number
         if known.nonce:
-            self._hear_proof(caller, known, message, effects)
+            self._hear_proof(known, message, effects)
         elif isinstance(message, protocol.Hello):
-            self._greet(caller, known, message, effects)
+            self._greet(known, message, effects)
         elif known.hello is None:
             self._turn_away(caller, "a connection opens with a hello", effects, final=True)
         elif isinstance(message, protocol.Proof):
@@ -228,28 +204,25 @@ class Coordinator:
             self._send(caller, self._pong(known.key[0]), effects)
         elif isinstance(message, (Joined, Announced, Left, CloseAsked)):
             sent = len(effects.sends)
-            self._node_said(caller, known, message, now, effects)
+            self._node_said(known, known.hello, message, now, effects)
             if all(to != caller for to, _ in effects.sends[sent:]):
-                # Whoever speaks is answered, so that it knows that it is heard.
-                known.answered = now
-                hosted = self.runs.known.get(known.key[0])
-                known.waits = isinstance(message, Joined) or (
-                    isinstance(message, Announced) and message.standing is Standing.WAITING
-                )
+                # Every message is answered, so that the node knows that it is heard.
+                known.answered, known.standing = now, Standing.WAITING if isinstance(message, Joined) else None
+                if isinstance(message, Announced):
+                    known.standing = message.standing
                 self._send(caller, self._stand_in(known, now), effects)
-                known.frame, known.known = protocol.framed(body), hosted.run if hosted is not None else None
-                known.holds = isinstance(message, Announced) and message.standing is Standing.HOLDS
+                known.frame, known.run = protocol.framed(body), self._run(known)
         else:
-            self._asked(caller, known, message, now, effects)
+            self._asked(known, message, now, effects)
 
-    def _is_known(self, known: Connection) -> bool:
-        hosted = self.runs.known.get(known.key[0]) if known.hello is not None else None
-        return hosted is not None and hosted.run is known.known
+    def _run(self, known: Connection) -> Run | None:
+        hosted = self.runs.known.get(known.key[0])
+        return hosted.run if hosted is not None else None
 
     def _stand_in(self, known: Connection, now: float) -> bytes:
-        """What stands for an answer where there is none: a pong, or to a node that waits, that the record is awaited."""
+        """What is sent where there is no answer: a pong, or to a node that waits, that the record is awaited."""
         hosted = self.runs.known.get(known.key[0])
-        since = hosted.written_since if hosted is not None and known.waits else None
+        since = hosted.written_since if hosted is not None and known.standing is Standing.WAITING else None
         if hosted is None or since is None or now - since < RECORD_AWAITED_S:
             return self._pong(known.key[0])
         why = "the server was paused, and finds out whether another one serves by now"
@@ -259,64 +232,55 @@ class Coordinator:
             why = "the server does not hear most of its nodes, and waits whether another process serves them"
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
-    def _greet(self, caller: int, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
+    def _greet(self, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
         """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
-        admission = self._admission
+        admission, caller = self._admission, known.number
         if known.hello is not None:
             self._turn_away(caller, "hello is said once", effects, final=True)
         elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
-            # It may have read an older record: it is to read again, and not to despair (rule 17j).
+            # It may have read an older record: it is to read again, and not to give up (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
         elif refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local):
             self._turn_away(caller, refusal, effects, final=True)
         elif admission.secret and not hello.node_id:
-            known.hello, known.nonce = hello, self._mint()
+            known.hello, known.nonce = hello, self.mint()
             self._send(caller, known.opening() + protocol.frame(protocol.Challenge(known.nonce)), effects)
         else:
-            self._welcome(caller, known, hello, effects)
+            self._welcome(known, hello, effects)
 
-    def _hear_proof(self, caller: int, known: Connection, message: protocol.FromNode, effects: Effects) -> None:
+    def _hear_proof(self, known: Connection, message: protocol.FromNode, effects: Effects) -> None:
         """What a challenged administrator says: nothing else is heard before it has proven that it knows the secret."""
-        if objection := self._admission.objection(known.nonce, message):
-            self._turn_away(caller, objection, effects)
-            return
         assert known.hello is not None, "a challenge answers a hello"
-        known.nonce = ""
-        self._welcome(caller, known, known.hello, effects)
-
-    def _welcome(self, caller: int, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
-        known.hello = hello
-        self._silent.pop(caller, None)
-        if hello.node_id:
-            self._meet(hello, effects)
-            other = self._lines.get(known.key)
-            if other is not None and not self._replaces(other, hello):
-                self._turn_away(caller, "the node has a newer connection", effects)
-                return
-            if other is not None:
-                self._callers.pop(other, None)
-                effects.hang_ups.append((other, "the node has a newer connection"))
-            self._lines[known.key] = caller
-        seal_id, ranks = self._own_ranks(hello.run_id)
-        welcome = protocol.Welcome(
-            protocol.VERSION,
-            self.name,
-            (protocol.STANDALONE,) if self._admission.remote_admins and not self.claim_id else (),
-            self._serving(hello.run_id),
-            seal_id,
-            ranks,
-        )
-        self._send(caller, known.opening() + protocol.frame(welcome), effects)
-
-    def _meet(self, hello: protocol.Hello, effects: Effects) -> None:
-        """Note whether a node is of this server's own process, and what it has heard of other servers."""
-        if self.process and hello.process == self.process:
-            self._own_nodes.setdefault(hello.run_id, set()).add(hello.node_id)
+        if objection := self._admission.objection(known.nonce, message):
+            self._turn_away(known.number, objection, effects)
         else:
-            self.met = True
+            known.nonce = ""
+            self._welcome(known, known.hello, effects)
+
+    def _welcome(self, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
+        known.hello = hello
+        self._silent.pop(known.number, None)
         serving = self._serving(hello.run_id)
-        if hello.incarnation == serving.incarnation and hello.epoch > serving.epoch and self.claim_id:
-            effects.epochs_heard.append((hello.incarnation, hello.epoch))
+        if hello.node_id:
+            if self.process and hello.process == self.process:
+                self._own_nodes.setdefault(hello.run_id, set()).add(hello.node_id)
+            else:
+                self.met = True
+            if hello.incarnation == serving.incarnation and hello.epoch > serving.epoch and self.claim_id:
+                effects.epochs_heard.append((hello.incarnation, hello.epoch))
+            other = self._nodes.get(known.key)
+            if other is not None:
+                # The newest connection of a node wins, in whatever order they arrive (rule 14).
+                other_hello, why = self._connections[other].hello, "the node has a newer connection"
+                if other_hello is not None and hello.connection <= other_hello.connection:
+                    self._turn_away(known.number, why, effects)
+                    return
+                self._connections.pop(other, None)
+                effects.hang_ups.append((other, why))
+            self._nodes[known.key] = known.number
+        capabilities = (protocol.STANDALONE,) if self.remote_admins and not self.claim_id else ()
+        welcome = protocol.Welcome(protocol.VERSION, self.name, capabilities, serving, *self._own_ranks(hello.run_id))
+        self._send(known.number, known.opening() + protocol.frame(welcome), effects)
 
     def _serving(self, run_id: str) -> protocol.Serving:
         hosted = self.runs.known.get(run_id)
@@ -329,88 +293,70 @@ class Coordinator:
         hosted = self.runs.known.get(run_id)
         run = run or (hosted.run if hosted is not None else None)
         if run is None or run.world is None:
-            return self._own_place
+            return self.own_place
         ranks = (run.ranks.get(node_id) for node_id in self._own_nodes.get(run_id, ()))
         return run.world.seal_id, tuple(sorted(rank for rank in ranks if rank is not None))
 
     def _pong(self, run_id: str) -> bytes:
         return protocol.frame(protocol.Pong(self._serving(run_id)))
 
-    def _replaces(self, other: int, hello: protocol.Hello) -> bool:
-        """The newest connection of a node wins, in whatever order they arrive (rule 14)."""
-        known = self._callers[other].hello
-        return known is None or hello.connection > known.connection
-
-    def _beat(self, caller: int, known: Connection, now: float) -> None:
+    def _beat(self, known: Connection, now: float) -> None:
         run_id, node_id = known.key
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
-        if heartbeats.must_answer(settings, now - known.answered, holds=known.holds):
+        if heartbeats.must_answer(settings, now - known.answered, holds=known.standing is Standing.HOLDS):
             known.answered = now
-            self._to_answer.append(caller)
+            self._to_answer.append(known)
 
-    def _answer_beats(self, now: float, effects: Effects) -> None:
-        """Many at a time, a few times a second: that costs half of answering each in its moment."""
-        for caller in self._to_answer:
-            if caller in self._callers:
-                self._send(caller, self._stand_in(self._callers[caller], now), effects)
-        self._to_answer.clear()
-
-    def _node_said(self, caller: int, known: Connection, message: NodeMessage, now: float, effects: Effects) -> None:
+    def _node_said(
+        self, known: Connection, hello: protocol.Hello, message: NodeMessage, now: float, effects: Effects
+    ) -> None:
         run_id, node_id = known.key
-        speaks_for = _speaker(message)
-        if not node_id or speaks_for != node_id:
-            self._turn_away(
-                caller, f"{node_id or 'an administrator'} cannot speak for {speaks_for}", effects, final=True
-            )
+        sender = _sender(message)
+        if not node_id or sender != node_id:
+            why = f"{node_id or 'an administrator'} cannot speak for {sender}"
+            self._turn_away(known.number, why, effects, final=True)
             return
-        assert known.hello is not None, "checked by the caller"
         known.takes_part = True
         if run_id not in self.runs.known:
             self._open(run_id, message, now)
         if self._unsure_since is not None:
-            self.runs.beat(run_id, node_id, now)  # what it says waits; that it lives is known now
-        change = self.runs.said(run_state.receive, node_id, known.hello.connection, message)
-        taken = RunInput(change, message if isinstance(message, Left) else None)
+            self.runs.beat(run_id, node_id, now)  # the message waits, but the node is known to live
+        taken = RunInput(
+            lambda state, run_now, mint: run_state.receive(state, node_id, hello.connection, message, run_now, mint),
+            message if isinstance(message, Left) else None,
+        )
         self._tell(self.runs.take(run_id, taken, now), effects)
 
     def _open(self, run_id: str, message: NodeMessage, now: float) -> None:
         """A run that this server has not heard of; the process that served it before may be known to be gone (rule 14)."""
         settings = message.settings if isinstance(message, (Joined, Announced)) else Settings()
-        hosted, predecessor = self.runs.open(run_id, now, settings), self._predecessor
+        hosted, predecessor = self.runs.open(run_id, now, settings), self.predecessor
         if predecessor is not None:
-            self._predecessor = None
+            self.predecessor = None
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
             hosted.state = RunState(run, hosted.state.life)
 
-    def _asked(self, caller: int, known: Connection, ask: protocol.Ask, now: float, effects: Effects) -> None:
-        run_id, node_id = known.key
+    def _asked(self, known: Connection, ask: protocol.Ask, now: float, effects: Effects) -> None:
+        (run_id, node_id), caller = known.key, known.number
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
-        elif isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
-            self._administer(caller, ask, now, effects)
-        else:
-            answer = queries.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
-            self._send(caller, protocol.frame(answer), effects)
-
-    def _administer(
-        self, caller: int, ask: protocol.AskClose | protocol.AskEvict | protocol.AskLift, now: float, effects: Effects
-    ) -> None:
-        """Close a run, evict a node or let it in again; the answer follows the record."""
-        try:
-            order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
-        except RendezvousError as exc:
-            self._send(caller, protocol.frame(administration.refusal(ask, exc)), effects)
             return
-        taken = RunInput(self.runs.said(run_state.apply, order.event), None, caller, ask.number, order.answer)
-        self._tell(self.runs.take(ask.run_id, taken, now), effects)
+        if isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
+            order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
+            if isinstance(order, administration.Order):  # the answer follows the record
+                taken = RunInput(order.change, None, caller, ask.number, order.answer)
+                self._tell(self.runs.take(ask.run_id, taken, now), effects)
+                return
+            answer: protocol.Answer = order
+        else:
+            answer = administration.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
+        self._send(caller, protocol.frame(answer), effects)
 
-    # What becomes of it -------------------------------------------------------------------------------------------
-
-    def _tell(self, turns: Iterable[AppliedInput], effects: Effects) -> None:
+    def _tell(self, applied: Iterable[AppliedInput], effects: Effects) -> None:
         """Send what came of inputs, and ask for the records that must be written."""
-        for turn in turns:
-            self._done(turn, effects)
+        for each in applied:
+            self._send_outcome(each, effects)
         for run_id in self.runs.to_record:
             hosted = self.runs.known[run_id]
             assert hosted.ahead is not None, "what is to be recorded is known"
@@ -427,14 +373,14 @@ class Coordinator:
         self.runs.deserted.clear()
         self.runs.forgotten.clear()
 
-    def _done(self, turn: AppliedInput, effects: Effects) -> None:
-        run_id, output, after = turn.run_id, turn.output, turn.output.state.run
+    def _send_outcome(self, applied: AppliedInput, effects: Effects) -> None:
+        run_id, output, after, taken = applied.run_id, applied.output, applied.output.state.run, applied.taken
         if output.why or output.losses:
-            effects.happenings.append(RunChange(run_id, output.why, turn.before, after, output.losses, turn.leave))
+            effects.happenings.append(RunChange(run_id, output.why, applied.before, after, output.losses, taken.leave))
         encoded: dict[int, bytes] = {}
         own_ranks = self._own_ranks(run_id, after)[1] if self._own_nodes else ()
         for node_id, said in output.sends:
-            caller = self._lines.get((run_id, node_id))
+            caller = self._nodes.get((run_id, node_id))
             if caller is not None:
                 if own_ranks and isinstance(said, Placed):
                     data = protocol.frame(msgspec.structs.replace(said, server_ranks=own_ranks))
@@ -442,8 +388,8 @@ class Coordinator:
                     # One notice to many is the same object, and is encoded once.
                     data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
                 self._send(caller, data, effects, urgent=not isinstance(said, KeepWaiting))
-        if turn.asker in self._callers:
-            self._send(turn.asker, protocol.frame(protocol.Done(turn.asked, True, turn.answer)), effects)
+        if taken.asker in self._connections:
+            self._send(taken.asker, protocol.frame(protocol.Done(taken.asked, True, taken.answer)), effects)
 
     def _send(self, caller: int, data: bytes, effects: Effects, *, urgent: bool = True) -> None:
         self.messages["sent"] += 1
@@ -453,7 +399,7 @@ class Coordinator:
         effects.sends.append((caller, data))
 
     def _turn_away(self, caller: int, why: str, effects: Effects, *, final: bool = False) -> None:
-        known = self._callers.get(caller)
+        known = self._connections.get(caller)
         opening = known.opening() if known is not None else b""
         self._send(caller, opening + protocol.frame(protocol.Goodbye(why, final)), effects)
         effects.hang_ups.append((caller, why))
@@ -461,36 +407,34 @@ class Coordinator:
 
     def _forget(self, caller: int, now: float, effects: Effects) -> None:
         self._silent.pop(caller, None)
-        known = self._callers.pop(caller, None)
+        known = self._connections.pop(caller, None)
         if known is None or known.hello is None or not known.hello.node_id:
             return
-        if self._lines.get(known.key) == caller:
-            del self._lines[known.key]
-        run_id, node_id = known.key
+        if self._nodes.get(known.key) == caller:
+            del self._nodes[known.key]
+        (run_id, node_id), connection = known.key, known.hello.connection
         hosted = self.runs.known.get(run_id)
         if hosted is None:
             return
         hosted.beats.pop(node_id, None)
-        connection = known.hello.connection
-        our_fault = just_woke(self._clock, hosted.run.settings.heartbeat_timeout_s, now)
-
-        def change(state: RunState, run_now: float, mint: str) -> Output:
-            return run_state.connection_ended(state, node_id, connection, run_now, our_fault=our_fault)
-
-        self._tell(self.runs.take(run_id, RunInput(change), now), effects)
+        fault = just_woke(self._clock, hosted.run.settings.heartbeat_timeout_s, now)
+        taken = RunInput(
+            lambda state, run_now, _: run_state.connection_ended(state, node_id, connection, run_now, our_fault=fault)
+        )
+        self._tell(self.runs.take(run_id, taken, now), effects)
 
     def _look(self, monotonic: float) -> float:
         before = self._clock
         self._clock, now = look(before, monotonic)
-        if self._clock.stalled_s - before.stalled_s > self._pause_s:
-            # Another process may serve by now: nobody is answered before the claim is known to stand (rule 17e).
+        if self._clock.stalled_s - before.stalled_s > self.pause_s:
+            # Another process may serve by now: nothing is answered before the claim is known to stand (rule 17e).
             self.must_renew, self._unsure_since = True, monotonic
             self.runs.suspend(now)
         return now
 
 
-def _speaker(message: NodeMessage) -> str:
-    """On whose behalf a message is."""
+def _sender(message: NodeMessage) -> str:
+    """The node that a message is from, by its own account."""
     if isinstance(message, (Joined, Announced)):
         return message.node.id
     return message.node_id if isinstance(message, Left) else message.by

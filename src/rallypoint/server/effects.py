@@ -11,7 +11,7 @@ from rallypoint.messages.requests import Left
 
 @dataclass
 class RunChange:
-    """Something worth recording: which run, why, the state before and after, who was given up, and who left."""
+    """Something worth recording: which run, why, the run before and after, the nodes that were lost, and one that left."""
 
     run_id: str
     why: str
@@ -32,10 +32,9 @@ class ToRecord:
 
 @dataclass
 class Effects:
-    """What the shell is to do: begin to write these records, send, hang up; and what happened, to be told.
+    """What the shell is to do.  Of a run that is both in `forgotten` and in `records`, the record is the newer.
 
-    What follows from a record comes out of `Coordinator.recorded`, once the shell has written it (rule 17c).  Of a run
-    that is both in `forgotten` and in `records`, the record is the newer.
+    What follows from a record comes out of `Coordinator.recorded`, once the shell has written it (rule 17c).
     """
 
     records: list[ToRecord] = field(default_factory=list)
@@ -46,13 +45,12 @@ class Effects:
     """Runs whose claim is to be given up, because another process may hear the nodes that this one does not (17e)."""
     sends: list[tuple[int, bytes]] = field(default_factory=list)
     urgent: set[int] = field(default_factory=set)
-    """Callers that are sent more than the reason for a wait, which nobody misses for a moment."""
+    """Callers that are sent more than the reason for a wait, which can wait for a moment itself."""
     hang_ups: list[tuple[int, str]] = field(default_factory=list)
     happenings: list[RunChange] = field(default_factory=list)
 
     @property
     def is_due(self) -> bool:
         """Whether there is anything to do; after a mere heartbeat there is not."""
-        return bool(
-            self.sends or self.hang_ups or self.happenings or self.records or self.forgotten or self.epochs_heard
-        )
+        due = self.sends or self.hang_ups or self.happenings or self.records or self.forgotten or self.epochs_heard
+        return bool(due)

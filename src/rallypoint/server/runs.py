@@ -1,10 +1,10 @@
-"""The runs that a server hosts: their states, what waits for a record, and when to look at which of them again.
+"""The runs that a server hosts: their states, what waits for a record, and when each is due again.
 
 It knows no connections; `coordinator` does.  An input goes in with the time, and what came of it is returned as `AppliedInput`s.
 
 Recorded before told (rule 17c): where the server keeps records, a seal, a close and a finish are withheld until the record
 is written.  Meanwhile the run's inputs queue and its clock stands; then they are applied in order up to the first seal or
-close, which is one write again.  Nothing is decided on top of what is not recorded.
+close, which is one write again.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rallypoint.core.changes import Durability
-from rallypoint.core.model import Run
+from rallypoint.core.model import Phase, Run
 from rallypoint.messages.requests import Left
 from rallypoint.messages.types import Settings
-from rallypoint.ranking import RankPolicy
-from rallypoint.server import run_state
-from rallypoint.server.liveness import NO_BEATS
+from rallypoint.server import liveness, run_state
 from rallypoint.server.run_state import Output, RunState
 
 DEFAULTS = Settings()
 LONGEST_HOLD_S = 120.0
-"""A run whose nodes never come would stay in memory for as long as its own settings say."""
-
+"""A run whose nodes never come would otherwise stay in memory for as long as its own settings say."""
 
 KEPT_S = DEFAULTS.outage_grace_s
-"""For how long a run is remembered that nobody is in and that had an incarnation before: a member of that one may have been
-away for so long, and would bring it back at a server that has forgotten how it ended and then restarted."""
+"""How long an empty run that had an earlier incarnation is remembered: a member of that one may be away for so long, and
+would bring it back at a server that has forgotten how it ended."""
 
 
 def hold_of(settings: Settings) -> float:
@@ -44,25 +41,11 @@ Change = Callable[[RunState, float, str], Output]
 """What an input does to the state of a run, at a time of the run's own clock, with a fresh random text."""
 
 
-class AppliedInput(msgspec.Struct, frozen=True):
-    """What came of an input: when, in which run, how it was before, and the core's output.
+class RunInput(msgspec.Struct, frozen=True):
+    """Something that happens to a run; a question where there is no change.  `is_time`: only that time passed.
 
-    `asked` is the number of a question of `asker` that only wanted to be answered in its turn, by `answer`.
+    `asked` is the number of a question of the connection `asker`, which `answer` answers once the input is taken.
     """
-
-    now: float
-    run_id: str
-    before: Run
-    output: Output
-    leave: Left | None = None
-    asker: int = 0
-    asked: int = 0
-    answer: str = ""
-
-
-@dataclass(frozen=True)
-class RunInput:
-    """Something that happens to a run; a question where there is no change.  `is_time`: only that time passed."""
 
     change: Change | None
     leave: Left | None = None
@@ -81,6 +64,16 @@ class RunInput:
         return (self.leave, self.asker, self.asked) == (other.leave, other.asker, other.asked) and other.is_repeated
 
 
+class AppliedInput(msgspec.Struct, frozen=True):
+    """What came of an input: when, in which run, how the run was before, and the core's output."""
+
+    now: float
+    run_id: str
+    before: Run
+    output: Output
+    taken: RunInput
+
+
 @dataclass
 class HostedRun:
     """One run.  `state` is what is recorded; `ahead` is what it will be when the write that is in flight is done."""
@@ -92,6 +85,7 @@ class HostedRun:
     stood_s: float = 0.0
     is_deserted: bool = False
     written_since: float | None = None
+    """Since when a write of its record has been in flight."""
     ahead: RunState | None = None
     withheld: list[AppliedInput] = field(default_factory=list)
     queue: deque[RunInput] = field(default_factory=deque)
@@ -102,45 +96,40 @@ class HostedRun:
         """The run as it is recorded, and as everybody may know it."""
         return self.state.run
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a write of its record is in flight."""
-        return self.written_since is not None
-
     def time(self, now: float) -> float:
         """The run's own clock, which stands while a write is in flight."""
         return (now if self.written_since is None else self.written_since) - self.stood_s
 
+    def suspend(self, now: float) -> None:
+        """Take no input from now on, as while a write is in flight."""
+        self.ahead, self.written_since = self.state, now
 
+    def deserted_at(self, output: Output, now: float) -> float | None:
+        """When most nodes will have been silent for the time-out, where these losses show that they may be (rule 17e)."""
+        if not output.losses or self.run.phase is Phase.CLOSED:
+            return None
+        return liveness.deserted_at(self.state.life, output.losses, self.run.settings, self.time(now), self.beats)
+
+
+@dataclass
 class HostedRuns:
     """Many runs at once, each in a namespace of its own."""
 
-    def __init__(
-        self,
-        started: float,
-        mint: Callable[[], str],
-        policies: Mapping[str, RankPolicy],
-        *,
-        keeps_records: bool,
-        elected: bool = False,
-        fixed_hold_s: float | None = None,
-    ) -> None:
-        self.fixed_hold_s = fixed_hold_s
-        """The hold of every run; None: each run's settings tell."""
-        self.known: dict[str, HostedRun] = {}
-        self.to_record: list[str] = []
-        """Runs whose record is to be written now: the shell does it and calls `recorded`."""
-        self.forgotten: list[str] = []
-        """Runs that have ended, whose records are of no more use."""
-        self.deserted: list[str] = []
-        """Runs most of whose nodes cannot be heard: the shell lets others serve, and calls `resume` if nobody does."""
-        self._keeps_records = keeps_records
-        self._elected = elected
-        self._started = started
-        self._mint = mint
-        self._policies = policies
-        self._wakes: list[tuple[float, str]] = []
-        self._wake: dict[str, float] = {}
+    started: float
+    mint: Callable[[], str]
+    keeps_records: bool
+    elected: bool = False
+    fixed_hold_s: float | None = None
+    """The hold of every run; None: that of each run's settings."""
+    known: dict[str, HostedRun] = field(default_factory=dict)
+    to_record: list[str] = field(default_factory=list)
+    """Runs whose record is to be written now: the shell does it and calls `recorded`."""
+    forgotten: list[str] = field(default_factory=list)
+    """Runs that have ended, whose records are of no more use."""
+    deserted: list[str] = field(default_factory=list)
+    """Runs most of whose nodes cannot be heard: the shell lets others serve, and calls `resume` if nobody does."""
+    _wakes: list[tuple[float, str]] = field(default_factory=list)
+    _wake: dict[str, float] = field(default_factory=dict)
 
     def restore(self, run: Run, epoch: int, now: float) -> None:
         """A run that a record tells of; the epoch is that of this start of the server."""
@@ -148,12 +137,12 @@ class HostedRuns:
         self._keep(run.run_id, hosted, now)
 
     def open(self, run_id: str, now: float, settings: Settings = DEFAULTS) -> HostedRun:
-        """The run of that name; one that is not known is opened by that, with the settings of the node that names it."""
+        """The run of that name; one that is not known is opened, with the settings of the node that names it."""
         hosted = self.known.get(run_id)
         if hosted is None:
             hold_s = self._hold_s(settings)
-            state = run_state.open_run(run_id, self._started, now, hold_s)
-            hosted = self.known[run_id] = HostedRun(state, hold_s, int(self._keeps_records))
+            state = run_state.open_run(run_id, self.started, now, hold_s)
+            hosted = self.known[run_id] = HostedRun(state, hold_s, int(self.keeps_records))
         return hosted
 
     def _hold_s(self, settings: Settings) -> float:
@@ -162,10 +151,11 @@ class HostedRuns:
     def take(self, run_id: str, taken: RunInput, now: float) -> Iterator[AppliedInput]:
         """Something happens to a run: what came of it, unless it has to wait for a record."""
         hosted = self.open(run_id, now)
-        if hosted.is_writing and taken.is_repeated and any(taken.says_the_same(other) for other in hosted.queue):
-            return  # a node repeats what must not be lost with every beat, and the first of it still waits
+        is_writing = hosted.written_since is not None
+        if is_writing and taken.is_repeated and any(taken.says_the_same(other) for other in hosted.queue):
+            return  # a node repeats it with every beat, and the first one still waits
         hosted.queue.append(taken)
-        if not hosted.is_writing:
+        if not is_writing:
             yield from self._drain(run_id, hosted, now)
 
     def recorded(self, run_id: str, now: float) -> Iterator[AppliedInput]:
@@ -183,16 +173,17 @@ class HostedRuns:
     def suspend(self, now: float) -> None:
         """Take no input of any run before `resume` is called for it."""
         for hosted in self.known.values():
-            if not hosted.is_writing:
-                hosted.ahead, hosted.written_since = hosted.state, now
+            if hosted.written_since is None:
+                hosted.suspend(now)
 
     def resume(self, run_id: str, now: float) -> Iterator[AppliedInput]:
-        """Take the inputs of a run again that was suspended; a write that is in flight goes on being awaited."""
+        """Take the inputs of a suspended run again; a write that is in flight is still awaited."""
         hosted = self.known.get(run_id)
         if hosted is not None and not hosted.withheld:
             if hosted.is_deserted:
-                hosted.is_deserted = False
-                hosted.queue.appendleft(RunInput(self.said(run_state.give_up_silent, hosted.beats or NO_BEATS)))
+                hosted.is_deserted, beats = False, hosted.beats
+                give_up = RunInput(lambda state, run_now, mint: run_state.give_up_silent(state, beats, run_now, mint))
+                hosted.queue.appendleft(give_up)
             yield from self.recorded(run_id, now)
 
     def beat(self, run_id: str, node_id: str, now: float) -> None:
@@ -208,27 +199,13 @@ class HostedRuns:
             if self._wake.get(run_id) != moment or hosted is None:
                 continue
             del self._wake[run_id]
-            if not hosted.is_writing:
-                hosted.queue.append(RunInput(self._time_passes(hosted), is_time=True))
+            if hosted.written_since is None:
+                hosted.queue.append(RunInput(_time_passes(hosted.beats), is_time=True))
                 yield from self._drain(run_id, hosted, now)
 
     def wake_at(self) -> float | None:
         """When the next run is due, if any."""
         return self._wakes[0][0] if self._wakes else None
-
-    def said(self, change: Callable[..., Output], *arguments: object) -> Change:
-        """A change by one of the functions of `run_state` that take a message or an event."""
-
-        def apply(state: RunState, now: float, mint: str) -> Output:
-            return change(state, *arguments, now, mint, self._policies)
-
-        return apply
-
-    def _time_passes(self, hosted: HostedRun) -> Change:
-        def apply(state: RunState, now: float, mint: str) -> Output:
-            return run_state.tick(state, now, mint, self._policies, hosted.beats or NO_BEATS)
-
-        return apply
 
     def _drain(self, run_id: str, hosted: HostedRun, now: float) -> Iterator[AppliedInput]:
         """Apply what waits, up to the first seal or close that must be recorded."""
@@ -236,18 +213,18 @@ class HostedRuns:
         while hosted.queue:
             taken = hosted.queue.popleft()
             state = hosted.ahead or hosted.state
-            output = Output(state) if taken.change is None else taken.change(state, run_now, self._mint())
-            if self._elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
+            output = Output(state) if taken.change is None else taken.change(state, run_now, self.mint())
+            if self.elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
                 return
-            turn = AppliedInput(run_now, run_id, state.run, output, taken.leave, taken.asker, taken.asked, taken.answer)
-            if hosted.ahead is not None or (self._keeps_records and output.durability):
-                hosted.withheld.append(turn)
+            applied = AppliedInput(run_now, run_id, state.run, output, taken)
+            if hosted.ahead is not None or (self.keeps_records and output.durability):
+                hosted.withheld.append(applied)
                 hosted.ahead = output.state
                 if output.durability is Durability.SEAL_OR_CLOSE:
                     break
             else:
                 hosted.state = output.state
-                yield turn
+                yield applied
         if hosted.ahead is not None:
             hosted.written_since = now
             self.to_record.append(run_id)
@@ -255,27 +232,27 @@ class HostedRuns:
             self._keep(run_id, hosted, now)
 
     def _waits_for_others(self, run_id: str, hosted: HostedRun, output: Output, now: float) -> bool:
-        """Whether these losses are not to be: most nodes are silent, and another process may hear them (rule 17e)."""
-        deserted_at = run_state.deserted_at(hosted.state, output.losses, hosted.time(now), hosted.beats or NO_BEATS)
+        """Whether these losses are put off: most nodes are silent, and another process may hear them (rule 17e)."""
+        deserted_at = hosted.deserted_at(output, now)
         if deserted_at is None:
             return False
         if deserted_at > hosted.time(now):
             self._plan(run_id, max(deserted_at + hosted.stood_s, now + 0.001))
         else:
             hosted.is_deserted = True
-            hosted.ahead, hosted.written_since = hosted.state, now
+            hosted.suspend(now)
             self.deserted.append(run_id)
         return True
 
     def _keep(self, run_id: str, hosted: HostedRun, now: float) -> None:
-        is_idle = not self._elected and run_state.is_idle(hosted.state)
+        is_idle = not self.elected and run_state.is_idle(hosted.state)
         hosted.idle_since = None if not is_idle else now if hosted.idle_since is None else hosted.idle_since
         kept_s = KEPT_S if hosted.run.last is not None else 0.0
-        settled_at = max(self._started + hosted.hold_s, (hosted.idle_since or 0.0) + kept_s)
+        settled_at = max(self.started + hosted.hold_s, (hosted.idle_since or 0.0) + kept_s)
         if is_idle and now >= settled_at:
             self.known.pop(run_id, None)
             self._wake.pop(run_id, None)
-            if self._keeps_records:
+            if self.keeps_records:
                 self.forgotten.append(run_id)
             return
         if is_idle and run_id not in self._wake:
@@ -288,3 +265,7 @@ class HostedRuns:
     def _plan(self, run_id: str, moment: float) -> None:
         self._wake[run_id] = moment
         heapq.heappush(self._wakes, (moment, run_id))
+
+
+def _time_passes(beats: Mapping[str, float]) -> Change:
+    return lambda state, now, mint: run_state.tick(state, now, mint, beats)

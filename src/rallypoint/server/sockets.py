@@ -31,10 +31,7 @@ def ports_in_words(ports: tuple[int, ...]) -> str:
 
 
 def is_from_this_machine(peer: tuple[str, int] | None, own: tuple[str, int] | None) -> bool:
-    """Whether a connection comes from this machine: from a loopback address, or from the very address that it came to.
-
-    Nobody else can answer from that address, so a handshake from it proves the same as one from loopback.
-    """
+    """Whether a connection comes from a loopback address, or from the address that it came to, which is this machine's."""
     if not peer or not own:
         return False
     address = ip_address(peer[0].partition("%")[0])

@@ -6,17 +6,24 @@ those that do to a new file and renames it over the old one.  `state_format` say
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import logging
 import os
+import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from rallypoint import record
+from rallypoint.core.model import Run
 from rallypoint.errors import RendezvousStateError
 from rallypoint.server import state_format
+from rallypoint.server.effects import Effects
+from rallypoint.server.runs import hold_of
 
 log = logging.getLogger("rallypoint.server")
 
@@ -54,10 +61,9 @@ class StateFile:
             self._opened = opened.pop_all()
 
     def read(self) -> dict[str, bytes]:
-        """The newest record of each run.  Call this once, before the first write.
+        """The newest record of each run; once, before the first write.  A damaged end is cut off, with a warning.
 
-        A damaged end is cut off, with a warning.  RendezvousStateError is raised for any other damage, and the file is
-        left as it is.
+        RendezvousStateError is raised for any other damage, and the file is left as it is.
         """
         try:
             with os.fdopen(self._file, "rb", closefd=False) as file:
@@ -65,27 +71,36 @@ class StateFile:
         except OSError as exc:
             raise RendezvousStateError(f"the state file {self.path} cannot be read: {exc.strerror}") from exc
         self._was_read = True
-        self._live = {run: state_format.encode(run, record) for run, record in contents.records.items()}
+        self._live = {run: state_format.encode(run, data) for run, data in contents.records.items()}
         self._length_bytes = contents.length_bytes
         if contents.damage:
-            self._cut_off_damage(contents.damage)
+            extra_bytes, damage = os.fstat(self._file).st_size - self._length_bytes, contents.damage
+            log.warning("the last %d bytes of the state file %s are cut off: %s", extra_bytes, self.path, damage)
+            self._torn = True
+            with suppress(OSError):  # the first write cuts again
+                self._cut()
         return contents.records
 
     def write(self, changes: Mapping[str, bytes | None]) -> None:
         """Append the new records and wait until they are on disk; None: the run has ended and is forgotten.
 
-        A record is JSON without newlines.  After an OSError nothing of this write counts.  The next write repeats it,
-        unless that one brings something newer for the same run.
+        After an OSError nothing of this write counts.  The next write repeats it, except for runs of which it brings
+        something newer.
         """
         assert self._was_read, "read() comes before the first write()"
-        lines = {run: None if record is None else state_format.encode(run, record) for run, record in changes.items()}
+        lines = {run: None if data is None else state_format.encode(run, data) for run, data in changes.items()}
         # A run that ended before any of its records was written needs no line.
         self._unwritten = {
             run: line for run, line in (self._unwritten | lines).items() if line is not None or run in self._live
         }
         if self._unwritten or self._torn:
             self._append(b"".join(line or state_format.encode(run) for run, line in self._unwritten.items()))
-            self._count_what_was_written()
+            for run, line in self._unwritten.items():
+                if line is None:
+                    del self._live[run]
+                else:
+                    self._live[run] = line
+            self._unwritten = {}
             self._compact_if_long()
 
     def close(self) -> None:
@@ -140,13 +155,6 @@ class StateFile:
             return False
         return os.path.samestat(named, os.fstat(self._file))
 
-    def _cut_off_damage(self, damage: str) -> None:
-        extra_bytes = os.fstat(self._file).st_size - self._length_bytes
-        log.warning("the last %d bytes of the state file %s are cut off: %s", extra_bytes, self.path, damage)
-        self._torn = True
-        with suppress(OSError):  # the first write cuts again
-            self._cut()
-
     def _append(self, data: bytes) -> None:
         if not self._length_bytes:
             data = state_format.HEADER + data
@@ -163,14 +171,6 @@ class StateFile:
             raise
         self._torn = False
         self._length_bytes += len(data)
-
-    def _count_what_was_written(self) -> None:
-        for run, line in self._unwritten.items():
-            if line is None:
-                del self._live[run]
-            else:
-                self._live[run] = line
-        self._unwritten = {}
 
     def _cut(self) -> None:
         """Remove what follows the lines that took effect, so that no line is appended to half a line."""
@@ -193,11 +193,8 @@ class StateFile:
         except OSError as exc:
             # An attempt writes every line that counts, so the next one waits until the file has grown by a quarter.
             self._compact_from_bytes = self._length_bytes + self._length_bytes // 4
-            log.warning(
-                "the state file %s cannot be compacted: %s; it goes on growing, and the server tries again later",
-                self.path,
-                exc.strerror,
-            )
+            later = "it goes on growing, and the server tries again later"
+            log.warning("the state file %s cannot be compacted: %s; %s", self.path, exc.strerror, later)
 
     def _compact(self) -> None:
         """Replace the file by one with only the lines that count.  A crash leaves the old file or the new one."""
@@ -230,3 +227,61 @@ class StateFile:
 def _write_all(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
+
+
+def restored_runs(state: StateFile, now: float) -> Iterator[tuple[Run, int]]:
+    """The runs on file, and the epoch of each: it counts the starts of the server."""
+    for run_id, data in state.read().items():
+        try:
+            known = record.decode(data)
+        except RendezvousStateError as exc:
+            raise RendezvousStateError(f"run {run_id!r} in the state file {state.path}: {exc}") from exc
+        yield record.restored(known, now, hold_of(known.settings)), known.epoch + 1
+
+
+class StateWriter:
+    """Writes records in a thread of its own, many at a time.  On the server's loop only.
+
+    A file that cannot be written costs durability only: what was decided is told all the same, and the log says so.
+    """
+
+    def __init__(self, state: StateFile) -> None:
+        self._state = state
+        self._thread = ThreadPoolExecutor(1, "rallypoint-state")
+        self._changes: dict[str, bytes | None] = {}
+        self._awaited: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def write(self, effects: Effects, recorded: Callable[[str], None]) -> None:
+        """Write these records soon, and say of each when it is done."""
+        self._changes.update(dict.fromkeys(effects.forgotten))
+        for each in effects.records:
+            written = record.of(each.run, epoch=each.epoch, write_id=secrets.token_hex(8))
+            self._changes[each.run.run_id] = record.encode(written)
+            self._awaited.append(each.run.run_id)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write(recorded))
+
+    async def close(self) -> None:
+        """Finish what is being written, and let the file go."""
+        if self._task is not None:
+            await self._task
+        self._thread.shutdown()
+        self._state.close()
+
+    async def _write(self, recorded: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._changes:
+                changes, self._changes = self._changes, {}
+                awaited, self._awaited = self._awaited, []
+                try:
+                    await loop.run_in_executor(self._thread, self._state.write, changes)
+                except OSError as exc:
+                    lost = "a restart would not know of the last change of"
+                    log.error("%s cannot be written: %s; %s %s", self._state.path, exc, lost, ", ".join(changes))
+                for run_id in awaited:
+                    # What goes wrong with one run must not keep the others from being told.
+                    loop.call_soon(recorded, run_id)
+        finally:
+            self._task = None

@@ -1,10 +1,8 @@
 """What is in a state file: a first line that names the format, then a line for every change of a run's record.
 
-A line holds a checksum and JSON: a run and its record, or a run alone, which means that the run has ended and is
-forgotten.  The last line of a run counts.
-
-A crash in the middle of a write damages the end of the file and nothing else, so a damaged end is skipped and said.
-Damage anywhere else is an error.
+A line holds a checksum and JSON: a run and its record, or a run alone, which is forgotten.  The last line of a run
+counts.  A crash during a write damages only the end of the file, so a damaged end is skipped and said.  Damage anywhere
+else is an error.
 """
 
 from __future__ import annotations
@@ -58,76 +56,60 @@ def encode(run: str, record: bytes = b"") -> bytes:
 
 
 def read(file: BinaryIO, path: Path) -> Contents:
-    """Read a file from its start; the path is for messages.
-
-    Raises RendezvousStateError if the file is not a state file of this format, or is damaged before its end.
-    """
+    """Read a file from its start; RendezvousStateError names the path if it is no state file, or damaged before its end."""
     first = file.readline(_HEADER_LIMIT_BYTES)
     if first == HEADER:
         return _read_lines(file, path)
-    if _is_interrupted_header(first, file):
+    # A crash during the first write may have left a part of the header, or nothing; then NUL bytes.
+    rest = file.read(_NUL_LIMIT_BYTES)
+    if HEADER.startswith(first.rstrip(b"\0")) and len(rest) < _NUL_LIMIT_BYTES and not rest.strip(b"\0"):
         return Contents({}, 0, "a crash interrupted the first write of the file.  Nothing is lost" if first else "")
     raise _refusal(first, path)
 
 
-def _is_interrupted_header(first: bytes, file: BinaryIO) -> bool:
-    """Whether a crash during the first write can have left this: a part of the header, or nothing; then NUL bytes."""
-    if not HEADER.startswith(first.rstrip(b"\0")):
-        return False
-    rest = file.read(_NUL_LIMIT_BYTES)
-    return len(rest) < _NUL_LIMIT_BYTES and not rest.strip(b"\0")
-
-
 def _refusal(first: bytes, path: Path) -> RendezvousStateError:
+    header = _ANY_HEADER.fullmatch(first)
     if first.startswith(_VERSION_0_1):
-        return RendezvousStateError(
+        why = (
             f"the state file {path} was written by version 0.1 of Rallypoint, which this version does not read; "
             f"{_START_ANEW}"
         )
-    header = _ANY_HEADER.fullmatch(first)
-    if header is not None and int(header[1]) > FORMAT:
-        return RendezvousStateError(
+    elif header is not None and int(header[1]) > FORMAT:
+        why = (
             f"the state file {path} has format {int(header[1])}, and this version of Rallypoint reads format {FORMAT}; "
             f"start the version that wrote it, or give the path of a new file"
         )
-    return RendezvousStateError(
-        f"line 1 of the state file {path}: expected {HEADER.decode().strip()!r}, found "
-        f"{first[:40].decode(errors='replace')!r}: this is no state file of Rallypoint, or its beginning is damaged; "
-        f"give the path of a new file"
-    )
+    else:
+        why = (
+            f"line 1 of the state file {path}: expected {HEADER.decode().strip()!r}, found "
+            f"{first[:40].decode(errors='replace')!r}: this is no state file of Rallypoint, or its beginning is "
+            f"damaged; give the path of a new file"
+        )
+    return RendezvousStateError(why)
 
 
 def _read_lines(file: BinaryIO, path: Path) -> Contents:
     records: dict[str, bytes] = {}
-    length_bytes = len(HEADER)
+    length_bytes, damaged_from = len(HEADER), 0
     damaged: list[bytes] = []
-    damaged_from = 0
     for number, line in enumerate(file, 2):
-        if not _is_whole(line):
+        if not (line.endswith(b"\n") and line[:9] == b"%08x " % zlib.crc32(line[9:-1])):
             damaged_from = damaged_from or number
             damaged.append(line)
         elif damaged:
             what = f"expected a line with the right checksum, such as line {number}, found one with a wrong checksum"
             raise _damage(path, damaged_from, what)
         else:
-            change = _decode(path, number, line)
+            try:
+                change = _DECODER.decode(line[9:])
+            except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+                what = f"expected a run and its record, found something else under a right checksum ({exc})"
+                raise _damage(path, number, what) from exc
             length_bytes += len(line)
             records.pop(change.run, None)
             if record := bytes(change.record):
                 records[change.run] = record
     return Contents(records, length_bytes, _describe_end(damaged, damaged_from))
-
-
-def _is_whole(line: bytes) -> bool:
-    return line.endswith(b"\n") and line[:9] == b"%08x " % zlib.crc32(line[9:-1])
-
-
-def _decode(path: Path, number: int, line: bytes) -> _Change:
-    try:
-        return _DECODER.decode(line[9:])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        what = f"expected a run and its record, found something else under a right checksum ({exc})"
-        raise _damage(path, number, what) from exc
 
 
 def _damage(path: Path, number: int, what: str) -> RendezvousStateError:
