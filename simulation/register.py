@@ -13,9 +13,9 @@ from typing import Any
 
 from rallypoint.location.actions import ReadRecord, WriteRecord
 from rallypoint.location.register import Entry
-from rallypoint.location.registers.memory import MemoryRegister
 from rallypoint.record import Record, decode
 from simulation.clockwork import Clockwork
+from simulation.memory_register import MemoryRegister
 
 CALL_S = 3.0
 """How long a caller waits for an answer."""

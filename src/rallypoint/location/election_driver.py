@@ -13,36 +13,21 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.view import State
 from rallypoint.core.model import Phase, Run
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.location.actions import (
-    Action,
-    Bind,
-    ClaimedAgain,
-    Connect,
-    Doubt,
-    Ended,
-    Listen,
-    ReadRecord,
-    Recorded,
-    Renewed,
-    Serve,
-    Stop,
-    Unbind,
-    WriteRecord,
-)
-from rallypoint.location.call_queue import CallQueue
-from rallypoint.location.change_listener import ChangeListener
+from rallypoint.location import actions as do
+from rallypoint.location.actions import Action, ReadRecord, WriteRecord
 from rallypoint.location.claiming import Claimant
 from rallypoint.location.election import SUSPICIOUS, Election
-from rallypoint.location.places import ranks_of_process
+from rallypoint.location.member import ranks_of_process
 from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
+from rallypoint.location.register_calls import CallQueue, ChangeListener
 from rallypoint.server.effects import Effects
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service, mint
@@ -77,9 +62,7 @@ class ElectionDriver:
     ) -> None:
         self.run_id = run_id
         self.users: list[Seeker] = []
-        self._address = address
-        self._ports = ports
-        self._trains = trains
+        self._address, self._ports, self._trains = address, ports, trains
         self._loop = asyncio.get_running_loop()
         self._register = open_register(self.serves_on)
         self._calls = CallQueue(self._loop, "rallypoint-register")
@@ -99,10 +82,8 @@ class ElectionDriver:
         self._ran_at = 0.0
         self._frozen_after_s = heartbeat_timeout_s / 2
         self._target: Target | None = None
-        self._found = asyncio.Event()
-        self._done = asyncio.Event()
-        self._done_or_away = asyncio.Event()
-        self._unneeded = asyncio.Event()
+        self._happened = asyncio.Event()
+        """Set whenever something may have changed that `_until` waits for."""
         self._is_ending = self._is_closed = False
         self._election = Election(
             run_id,
@@ -121,17 +102,16 @@ class ElectionDriver:
         if seeker not in self.users:
             self.users.append(seeker)
         self._do(self._election.look(time.monotonic()))
-        if not self._found.is_set():
+        if self._target is None:
             # No server is known: until one is, the node waits with the election's reason (rule 11).
             seeker.session.ended(time.monotonic())
-        await self._found.wait()
+            await self._until(lambda: self._target is not None)
         assert self._target is not None, "it was found"
         return self._target
 
     def welcomed(self, seeker: Seeker, target: Target) -> None:
         """The server there has taken a node in."""
-        epoch = seeker.session.serving.epoch
-        self._do(self._election.welcomed(target.claim_id, epoch, time.monotonic()))
+        self._do(self._election.welcomed(target.claim_id, seeker.session.serving.epoch, time.monotonic()))
 
     def failed(self, target: Target, *, refused: bool) -> None:
         """A connection there could not be made, or ended."""
@@ -166,15 +146,14 @@ class ElectionDriver:
             self.users.remove(seeker)
             return True
         self._is_ending = True
-        if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
-            self._unneeded.clear()
-            await _within(self._unneeded.wait(), timeout_s)
-        self._done_or_away.clear()
-        self._hand_over()
+        if seeker.session.view.state in (State.FINISHED, State.CLOSED):
+            await self._until(self._may_go, timeout_s)
+        run = None if self._service is None else self._run(self._service)
+        self._do(self._election.leave(run, time.monotonic()))
         # Where the register is away there is nothing to be waited for: the others will find this address refused.
-        if self._is_reached:
-            await _within(self._done_or_away.wait(), max(deadline - time.monotonic(), at_least_s))
-        handed_over = await _within(self._done.wait(), at_least_s)
+        left_s = max(deadline - time.monotonic(), at_least_s)
+        await self._until(lambda: self._election.is_done or not self._is_reached, left_s)
+        handed_over = await self._until(lambda: self._election.is_done, at_least_s)
         if seeker in self.users:
             self.users.remove(seeker)
         await self._close()
@@ -187,6 +166,20 @@ class ElectionDriver:
         if not self.users:
             self._is_ending = True
             await self._close()
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until something holds; False where the time was up before."""
+
+        async def wait() -> None:
+            while not holds():
+                self._happened.clear()
+                await self._happened.wait()
+
+        try:
+            await asyncio.wait_for(wait(), timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            return holds()
+        return True
 
     @property
     def hosts_medium(self) -> bool:
@@ -239,46 +232,44 @@ class ElectionDriver:
                 self._perform(action)
         except Exception:  # a mistake of our own must not end the election of a run that goes on
             log.exception("run %r: what the election decided was not done", self.run_id)
-        if self._election.is_done:
-            self._done.set()
-            self._done_or_away.set()
+        self._happened.set()
         self._listen()
         self._plan()
 
     def _perform(self, action: Action) -> None:
-        now = time.monotonic()
         if isinstance(action, (ReadRecord, WriteRecord)):
             self._call(action)
-        elif isinstance(action, Bind):
+        elif isinstance(action, do.Bind):
             # Off the loop, because an address may be a name, and name services take their time.
             self._calls.call(lambda: listen_on_first(self._address, self._ports), self._bound)
-        elif isinstance(action, Unbind):
+        elif isinstance(action, do.Unbind):
             self._unbind()
-        elif isinstance(action, Connect):
+        elif isinstance(action, do.Connect):
             claim = action.claim
             self._go_to(Target(claim.addresses, claim.port, claim.secret, claim.id))
-        elif isinstance(action, Serve):
+        elif isinstance(action, do.Serve):
             self._serve(action)
-        elif isinstance(action, Stop):
+        elif isinstance(action, do.Stop):
             self._stop(action)
-        elif isinstance(action, Ended):
+        elif isinstance(action, do.Ended):
             for user in self.users:
                 user.tell_ended(action.how)
-        elif isinstance(action, Listen):
-            self._token = action.token
         elif self._service is not None:
-            coordinator = self._service.coordinator
-            if isinstance(action, Recorded):
-                self._service.recorded(action.run_id)
-            elif isinstance(action, Renewed):
-                self._service.perform(coordinator.renewed(action.run_id, action.asked_at, now))
-            elif isinstance(action, Doubt):
-                log.warning("run %r: %s", self.run_id, action.why or "the claim is renewed, and nothing is in doubt")
-                self._service.perform(coordinator.set_doubt(action.why, now))
-            else:
-                assert isinstance(action, ClaimedAgain), f"{action!r} is done"
-                log.info("run %r: claimed again, with epoch %d", self.run_id, action.epoch)
-                coordinator.claimed_again(action.epoch)
+            self._tell_server(self._service, action)
+
+    def _tell_server(self, service: Service, action: Action) -> None:
+        now, coordinator = time.monotonic(), service.coordinator
+        if isinstance(action, do.Recorded):
+            service.recorded(self.run_id)
+        elif isinstance(action, do.Renewed):
+            service.perform(coordinator.renewed(self.run_id, action.asked_at, now))
+        elif isinstance(action, do.Doubt):
+            log.warning("run %r: %s", self.run_id, action.why or "the claim is renewed, and nothing is in doubt")
+            service.perform(coordinator.set_doubt(action.why, now))
+        else:
+            assert isinstance(action, do.ClaimedAgain), f"{action!r} is done"
+            log.info("run %r: claimed again, with epoch %d", self.run_id, action.epoch)
+            coordinator.claimed_again(action.epoch)
 
     def _plan(self) -> None:
         due = self._election.wake_at()
@@ -296,13 +287,8 @@ class ElectionDriver:
 
     def _call(self, call: ReadRecord | WriteRecord) -> None:
         register = self._register
-        if isinstance(call, ReadRecord):
-            self._calls.call(register.read, lambda entry, problem: self._answered(call, entry, problem))
-        else:
-            value, token = call.value, call.token
-            self._calls.call(
-                lambda: register.write(value, token), lambda entry, problem: self._answered(call, entry, problem)
-            )
+        act = register.read if isinstance(call, ReadRecord) else partial(register.write, call.value, call.token)
+        self._calls.call(act, partial(self._answered, call))
 
     def _answered(self, call: ReadRecord | WriteRecord, entry: Entry | None, problem: Exception | None) -> None:
         if self._is_closed:
@@ -316,16 +302,12 @@ class ElectionDriver:
             if isinstance(problem, RegisterRefusedError):
                 for user in self.users:
                     user.refuse(problem.problem)
-            self._done_or_away.set()
             self._do(election.away(self._refusal, now))
             return
-        if entry is not None:
-            self._token = entry.token
-        if isinstance(call, ReadRecord):
-            self._token = entry.token if entry is not None else None
-            self._do(election.read(entry, now))
-        else:
-            self._do(election.wrote(entry, now))
+        is_read = isinstance(call, ReadRecord)
+        if entry is not None or is_read:
+            self._token = entry and entry.token
+        self._do(election.read(entry, now) if is_read else election.wrote(entry, now))
         self._look_at_change()
 
     def _listen(self) -> None:
@@ -353,7 +335,6 @@ class ElectionDriver:
 
     def _go_to(self, target: Target) -> None:
         before, self._target = self._target, target
-        self._found.set()
         if before is not None and before.claim_id != target.claim_id:
             for user in self.users:
                 user.move()
@@ -379,7 +360,7 @@ class ElectionDriver:
             self._listener = None
         self._calls.call(self._register.resign, _ignore)
 
-    def _serve(self, serve: Serve) -> None:
+    def _serve(self, serve: do.Serve) -> None:
         listener, self._listener = self._listener, None
         assert listener is not None, "who claims has a port"
         claim = serve.claim
@@ -417,8 +398,7 @@ class ElectionDriver:
             serving.renew(now)
         if effects.records or effects.epochs_heard or effects.deserted or is_new or must_renew:
             self._do(self._election.tick(now))
-        if self._may_go():
-            self._unneeded.set()
+        self._happened.set()
 
     def _may_go(self) -> bool:
         """Whether nobody needs this process to serve: no node is connected, or the record tells them that the run is closed.
@@ -433,23 +413,18 @@ class ElectionDriver:
     def _run(self, service: Service) -> Run:
         return service.coordinator.runs.known[self.run_id].run
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: do.Stop) -> None:
         log.info("run %r: this process serves no longer: %s", self.run_id, stop.why)
         service, self._service = self._service, None
         if service is not None:
             service.perform(service.coordinator.step_down(stop.why))
             self._loop.create_task(self._end_service(service))
-        self._unneeded.set()
         self._calls.call(self._register.resign, _ignore)
 
     async def _end_service(self, service: Service) -> None:
         if self._starting is not None:
             await self._starting
         await service.stop()
-
-    def _hand_over(self) -> None:
-        run = None if self._service is None else self._run(self._service)
-        self._do(self._election.leave(run, time.monotonic()))
 
     async def _close(self) -> None:
         self._is_closed = True
@@ -469,11 +444,3 @@ def _ignore(result: object, problem: Exception | None) -> None:
     """What is let go of in vain expires by itself."""
     if problem is not None:
         log.debug("not let go of: %s", problem)
-
-
-async def _within(what: Coroutine[Any, Any, Any], timeout_s: float) -> bool:
-    try:
-        await asyncio.wait_for(what, timeout_s)
-    except (TimeoutError, asyncio.TimeoutError):
-        return False
-    return True

@@ -19,7 +19,7 @@ from rallypoint.client.session import Session
 from rallypoint.core.model import Predecessor
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.forks import run_in_children
-from rallypoint.location.places import ranks_of_process
+from rallypoint.location.member import ranks_of_process
 from rallypoint.net import listen
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service
