@@ -30,7 +30,6 @@ from rallypoint.backends.membership import (
     LAST_CALL,
     SERVER_PORT,
     STORE,
-    elected_locator,
     node_from,
     settings_with,
     store_server,
@@ -50,6 +49,8 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.location.elected import ElectedLocator
+from rallypoint.location.election_driver import Candidacy
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.messages.types import Bounds, Settings
@@ -203,16 +204,16 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         self._store = store
         given = options or OptionValues(OPTIONS, {})
         run_settings = _run_settings(settings, given)
-        locator = elected_locator(
+        candidacy = Candidacy(
             settings.run_id,
             lambda _: BackendRegister(lambda: backend),
             run_settings,
-            where=f"the backend {backend.name!r}",
-            key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
             address=local_addr or run_in_thread(lambda: _own_address(store)),
             ports=given[SERVER_PORT],
             rest_s=getattr(backend, "rest_s", None),
         )
+        key = (backend.name, getattr(backend, "place", None) or _Identity(backend))
+        locator = ElectedLocator(f"the backend {backend.name!r}", key, candidacy)
         self._member = LocatedMember(
             locator,
             settings.run_id,

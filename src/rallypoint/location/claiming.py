@@ -12,14 +12,13 @@ from rallypoint.core.model import EndedIncarnation
 from rallypoint.messages.types import Bounds, Settings
 from rallypoint.record import MOST_RANKS, Claim, Record
 
-STAGGER_S = 0.03
-LONGEST_STAGGER_S = 1.0
-WITHOUT_RANK_S = 1.0
-WITHOUT_RANK_SPREAD_S = 0.5
+STAGGER_S, LONGEST_STAGGER_S = 0.03, 1.0
+WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S = 1.0, 0.5
 LEAVING_S = 2.0
 FOR_HOST_S = 0.2
 """How long the others let the process claim first in which the medium itself lives."""
 LONGEST_UNMET_S = 60.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 
 
 class Claimant(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +46,7 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
     def is_in(self, record: Record) -> bool:
         """Whether one of its nodes is an unfinished rank of the recorded world."""
         world = record.world
-        return (
-            world is not None and world.seal_id == self.seal_id and bool(set(self.ranks) - set(world.finished_ranks()))
-        )
+        return world is not None and world.seal_id == self.seal_id and not {*self.ranks} <= {*world.finished_ranks()}
 
 
 def delay_s(candidate: Claimant, record: Record | None, chance: float) -> float:
@@ -71,6 +68,11 @@ def delay_s(candidate: Claimant, record: Record | None, chance: float) -> float:
     return min(STAGGER_S * place, LONGEST_STAGGER_S) + 0.1 * candidate.trains
 
 
+def retry_s(failures: int, chance: float) -> float:
+    """How long a process waits before it asks a register again that did not answer."""
+    return min(FIRST_RETRY_S * 2.0 ** min(failures, 6), LONGEST_RETRY_S) * (0.5 + chance / 2)
+
+
 def unmet_s(record: Record, settings: Settings) -> float | None:
     """How long a claim that no other process has met is tried in vain before it may be taken; None: for ever."""
     if record.claim is None or record.epoch <= record.met:
@@ -89,8 +91,7 @@ def claim_record(candidate: Claimant, record: Record | None, run_id: str, claim:
     incarnation, last = candidate.incarnation, None
     if record is not None:
         incarnation, last = record.incarnation, record.last
-        if record.closing is not None:
-            outcome = record.closing
+        if (outcome := record.closing) is not None:
             incarnation, last = "", EndedIncarnation(record.incarnation, outcome.ending, outcome.why)
     return Record(
         run_id=run_id,

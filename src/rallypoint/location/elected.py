@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from rallypoint.client.locator import Locator, Seeker, Target
 from rallypoint.forks import run_in_children
-from rallypoint.location.election_driver import ElectionDriver
+from rallypoint.location.election_driver import Candidacy, ElectionDriver
 
 _drivers: dict[Hashable, ElectionDriver] = {}
 """The elections that this process takes part in; touched on the background loop only."""
 
 
 class ElectedLocator(Locator):
-    """Finds the server of a run by an election; all nodes of this process with the same `key` share it.
+    """Finds the elected server of a run; `where` says in words what the register is.
 
-    `start` begins the election; `where` says in words what the register is.
+    Nodes of this process with the same key, run, address and ports share an election.
     """
 
-    def __init__(self, key: Hashable, where: str, start: Callable[[], ElectionDriver]) -> None:
-        self._key, self._where, self._start = key, where, start
+    def __init__(self, where: str, key: tuple[Hashable, ...], candidacy: Candidacy) -> None:
+        self._where, self._candidacy = where, candidacy
+        self._key = (*key, candidacy.run_id, candidacy.address, candidacy.ports)
         self._driver: ElectionDriver | None = None
         self._seeker: Seeker | None = None
 
@@ -28,7 +29,7 @@ class ElectedLocator(Locator):
         if self._driver is None:
             driver = _drivers.get(self._key)
             if driver is None or driver.is_over:
-                driver = _drivers[self._key] = self._start()
+                driver = _drivers[self._key] = ElectionDriver(self._candidacy)
             self._driver = driver
         return await self._driver.find(seeker)
 

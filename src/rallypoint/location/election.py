@@ -15,7 +15,7 @@ from rallypoint.core.model import EndedIncarnation, Predecessor, Run
 from rallypoint.errors import RendezvousStateError
 from rallypoint.location import actions as do
 from rallypoint.location.actions import Action, Connect, ReadRecord, WriteRecord
-from rallypoint.location.claiming import Claimant, SeenClaim, claim_record, delay_s, seen, unmet_s
+from rallypoint.location.claiming import Claimant, SeenClaim, claim_record, delay_s, retry_s, seen, unmet_s
 from rallypoint.location.held_claim import HeldClaim
 from rallypoint.location.register import Entry
 from rallypoint.record import LONGEST_REST_S, SHORTEST_REST_S, Claim, Record, decode, encode, restored
@@ -75,16 +75,16 @@ class Election:
         if self._gone:
             return []
         if self.serving is not None:
-            return [Connect(self.serving.claim), *self._go(now)]
+            return [Connect(self.serving.claim), *self.tick(now)]
         if not self._looks:
             self._looks, self._read_at, self._failures, self._delayed = True, now, 0, (None, 0.0)
-        return self._go(now)
+        return self.tick(now)
 
     def content(self, now: float) -> list[Action]:
         """The nodes of this process hear their server: nothing is to be found."""
         if self.serving is None and not isinstance(self._in_flight, (do.Bind, WriteRecord)):
             self._looks = False
-        return self._go(now)
+        return self.tick(now)
 
     def welcomed(self, claim_id: str, epoch: int, now: float) -> list[Action]:
         """The server with this claim has taken a node of this process in."""
@@ -108,11 +108,7 @@ class Election:
             self._read_at = now
         elif self.serving is not None:
             self.serving.check()
-        return self._go(now)
-
-    def tick(self, now: float) -> list[Action]:
-        """Time passed; due when `wake_at` says so."""
-        return self._go(now)
+        return self.tick(now)
 
     def wake_at(self) -> float | None:
         """When `tick` is due; None while an answer is awaited, or nothing is to be done."""
@@ -141,7 +137,7 @@ class Election:
         """The last node of this process leaves: hand over where this process serves, and claim nothing any more."""
         if self.serving is not None:
             self.serving.hand_over(run)
-            return self._go(now)
+            return self.tick(now)
         self._gone = True
         # A claim that is being written must be removed if it was: that is looked up first.
         self._looks = isinstance(self._in_flight, WriteRecord)
@@ -165,7 +161,7 @@ class Election:
         if self.serving is not None:
             return self._serving_did(self.serving.read(entry, record, started, now), now)
         self._entry, self._record, self._failures = entry, record, 0
-        self._epoch = max(self._epoch, record.epoch if record is not None else 0)
+        self._epoch = max(self._epoch, 0 if record is None else record.epoch)
         return self._judge(started, now) if self._looks else []
 
     def wrote(self, entry: Entry | None, now: float) -> list[Action]:
@@ -178,7 +174,7 @@ class Election:
         if entry is not None and self._gone:
             return self._leave_again(wrote.record, entry, now)
         if entry is None or now - started > self._rest_s / 2:
-            return self._go(now)  # after so long the claim may be another's again: read it first
+            return self.tick(now)  # after so long the claim may be another's again: read it first
         return self._serve(wrote.record, entry, now)
 
     def _look_back(self, record: Record | None, now: float) -> list[Action]:
@@ -196,16 +192,16 @@ class Election:
         self._looks = False
         self.serving = HeldClaim(record, entry, now, self._mint, self._chance)
         self.serving.hand_over(None)
-        return self._go(now)
+        return self.tick(now)
 
     def away(self, why: str, now: float) -> list[Action]:
         """The register could not be reached, or did not answer: a write may have happened."""
         self._in_flight = None
         if self.serving is not None:
-            return self._serving_did(self.serving.away(why, now), now)
+            return self._serving_did(self.serving.away(now), now)
         self._failures += 1
         self.why = f"the register does not tell who serves: {why}"
-        self._read_at = now + min(0.05 * 2.0 ** min(self._failures, 6), 1.0) * (0.5 + self._chance() / 2)
+        self._read_at = now + retry_s(self._failures, self._chance())
         return []
 
     def bound(self, addresses: tuple[str, ...], port: int, now: float) -> list[Action]:
@@ -228,7 +224,8 @@ class Election:
         claim = self._record.claim if self._record is not None else None
         return poll_s if claim is None else min(poll_s, claim.rest_s / 4)
 
-    def _go(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[Action]:
+        """Make the call that is due, if any; `wake_at` says when one is."""
         if self.serving is not None:
             return self._serving_did(self.serving.go(now, busy=self._in_flight is not None), now)
         if self._in_flight is None and self._looks and self._read_at is not None and now >= self._read_at:
@@ -257,7 +254,7 @@ class Election:
             assert self._entry is not None, "a record was read"
             if now - started > self._rest_s / 2:
                 self._read_at = now
-                return self._go(now)
+                return self.tick(now)
             return self._serve(record, self._entry, now)  # the answer to the write that claimed was lost
         stale = self._watched.stale and not self._answers(candidate, claim, now)
         if stale or self._has_refused(claim, started) or self._in_vain(candidate, record, now):

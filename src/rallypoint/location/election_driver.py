@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.view import State
@@ -28,6 +30,8 @@ from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.member import ranks_of_process
 from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
 from rallypoint.location.register_calls import CallQueue, ChangeListener
+from rallypoint.messages.types import Settings
+from rallypoint.record import Claim
 from rallypoint.server.effects import Effects
 from rallypoint.server.recording import tell
 from rallypoint.server.service import Service, mint
@@ -41,30 +45,33 @@ HURRIED_HAND_OVER_S = 0.25
 """The same for a process that has no time left, as after Ctrl-C."""
 
 
-class ElectionDriver:
-    """One election.  On the background loop only, but for `serves_on`.
+class Candidacy(msgspec.Struct, frozen=True):
+    """With what a process takes part in an election.
 
-    `open_register` is given `serves_on`.  `address` is where this process can be reached, `ports` are those that it may
-    serve on, in this order.  `trains` says that the program trains in this process, and would be slow to serve.
+    `open_register` is given a function that says whether the server's loop has run lately.  `address` is where this process
+    can be reached, `ports` are those that it may serve on, in this order.  `rest_s` is how long the claim's beat may rest;
+    None: for the heartbeat time-out.  `trains` says that the program trains in this process, and would be slow to serve.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        open_register: Callable[[Callable[[], bool]], Register],
-        *,
-        address: str,
-        ports: tuple[int, ...] = (0,),
-        rest_s: float,
-        heartbeat_timeout_s: float,
-        is_host: bool | None = None,
-        trains: bool = False,
-    ) -> None:
-        self.run_id = run_id
+    run_id: str
+    open_register: Callable[[Callable[[], bool]], Register]
+    settings: Settings
+    address: str
+    ports: tuple[int, ...] = (0,)
+    rest_s: float | None = None
+    is_host: bool | None = None
+    trains: bool = False
+
+
+class ElectionDriver:
+    """One election.  On the background loop only, but for `serves_on`."""
+
+    def __init__(self, candidacy: Candidacy) -> None:
+        self.run_id = candidacy.run_id
         self.users: list[Seeker] = []
-        self._address, self._ports, self._trains = address, ports, trains
+        self._candidacy = candidacy
         self._loop = asyncio.get_running_loop()
-        self._register = open_register(self.serves_on)
+        self._register = candidacy.open_register(self.serves_on)
         self._calls = CallQueue(self._loop, "rallypoint-register")
         self._changes = ChangeListener(self._loop, self._register, self._listened)
         self._is_reached = False
@@ -80,18 +87,18 @@ class ElectionDriver:
         self._service: Service | None = None
         self._starting: asyncio.Task[None] | None = None
         self._ran_at = 0.0
-        self._frozen_after_s = heartbeat_timeout_s / 2
         self._target: Target | None = None
         self._happened = asyncio.Event()
         """Set whenever something may have changed that `_until` waits for."""
-        self._is_ending = self._is_closed = False
+        self.is_over = self._is_closed = False
+        """Whether it ends or has ended: the next node of this process needs another one; and whether nothing is done."""
         self._election = Election(
-            run_id,
+            self.run_id,
             self._candidate,
             mint=mint,
             chance=random.random,
-            rest_s=rest_s,
-            is_host=is_host,
+            rest_s=candidacy.rest_s or candidacy.settings.heartbeat_timeout_s,
+            is_host=candidacy.is_host,
             secret=lambda: secrets.token_hex(16),
         )
 
@@ -145,11 +152,10 @@ class ElectionDriver:
         if seeker in self.users and len(self.users) > 1:
             self.users.remove(seeker)
             return True
-        self._is_ending = True
+        self.is_over = True
         if seeker.session.view.state in (State.FINISHED, State.CLOSED):
             await self._until(self._may_go, timeout_s)
-        run = None if self._service is None else self._run(self._service)
-        self._do(self._election.leave(run, time.monotonic()))
+        self._do(self._election.leave(self._run, time.monotonic()))
         # Where the register is away there is nothing to be waited for: the others will find this address refused.
         left_s = max(deadline - time.monotonic(), at_least_s)
         await self._until(lambda: self._election.is_done or not self._is_reached, left_s)
@@ -164,7 +170,7 @@ class ElectionDriver:
         if seeker in self.users:
             self.users.remove(seeker)
         if not self.users:
-            self._is_ending = True
+            self.is_over = True
             await self._close()
 
     async def _until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -186,16 +192,9 @@ class ElectionDriver:
         """Whether the register's medium lives in this process, and no other node of it is left to keep it."""
         return bool(self._register.is_hosted_here) and len(self.users) < 2
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it ends or has ended: the next node of this process needs another one."""
-        return self._is_ending
-
     def serves_on(self) -> bool:
         """Whether the loop has run lately; from any thread (rule 17e)."""
-        return time.monotonic() - self._ran_at < self._frozen_after_s
-
-    # Inside -------------------------------------------------------------------------------------------------------
+        return time.monotonic() - self._ran_at < self._candidacy.settings.heartbeat_timeout_s / 2
 
     def _hears(self, seeker: Seeker, now: float) -> bool:
         """Whether a node hears a server that is sure of its claim."""
@@ -206,12 +205,11 @@ class ElectionDriver:
     def _candidate(self) -> Claimant:
         """What this process knows of its own nodes."""
         sessions = [user.session for user in self.users]
-        first = sessions[0]
         seal_id, ranks = ranks_of_process(sessions)
         newest = max(sessions, key=lambda session: session.view.round_seen).view
         return Claimant(
-            bounds=first.view.bounds,
-            settings=first.view.settings,
+            bounds=sessions[0].view.bounds,
+            settings=sessions[0].view.settings,
             incarnation=newest.incarnation,
             round=newest.round_seen,
             seal_id=seal_id,
@@ -219,7 +217,7 @@ class ElectionDriver:
             # One that knows that the run is closed has no use for a server either.
             leaving=all(session.has_left or session.view.state is State.CLOSED for session in sessions),
             delivers=not all(session.is_heard for session in sessions),
-            trains=self._trains,
+            trains=self._candidacy.trains,
             heard_at=max(session.answered_at for session in sessions),
             hosts=self._register.is_hosted_here,
         )
@@ -237,16 +235,18 @@ class ElectionDriver:
         self._plan()
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, (ReadRecord, WriteRecord)):
-            self._call(action)
+        if isinstance(action, ReadRecord):
+            self._calls.call(self._register.read, partial(self._answered, action))
+        elif isinstance(action, WriteRecord):
+            write = partial(self._register.write, action.value, action.token)
+            self._calls.call(write, partial(self._answered, action))
         elif isinstance(action, do.Bind):
             # Off the loop, because an address may be a name, and name services take their time.
-            self._calls.call(lambda: listen_on_first(self._address, self._ports), self._bound)
+            self._calls.call(lambda: listen_on_first(self._candidacy.address, self._candidacy.ports), self._bound)
         elif isinstance(action, do.Unbind):
             self._unbind()
         elif isinstance(action, do.Connect):
-            claim = action.claim
-            self._go_to(Target(claim.addresses, claim.port, claim.secret, claim.id))
+            self._go_to(action.claim)
         elif isinstance(action, do.Serve):
             self._serve(action)
         elif isinstance(action, do.Stop):
@@ -275,22 +275,13 @@ class ElectionDriver:
         due = self._election.wake_at()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if due is not None and due != float("inf"):
-            self._timer = self._loop.call_at(max(due, time.monotonic() + 0.001), self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._do(self._election.tick(time.monotonic()))
+            soonest = time.monotonic() + 0.001
+            self._timer = self._loop.call_at(max(due, soonest), lambda: self._do(self._election.tick(time.monotonic())))
 
     # The register -------------------------------------------------------------------------------------------------
 
-    def _call(self, call: ReadRecord | WriteRecord) -> None:
-        register = self._register
-        act = register.read if isinstance(call, ReadRecord) else partial(register.write, call.value, call.token)
-        self._calls.call(act, partial(self._answered, call))
-
-    def _answered(self, call: ReadRecord | WriteRecord, entry: Entry | None, problem: Exception | None) -> None:
+    def _answered(self, call: Action, entry: Entry | None, problem: Exception | None) -> None:
         if self._is_closed:
             return
         now, election = time.monotonic(), self._election
@@ -331,28 +322,24 @@ class ElectionDriver:
         if token != self._token:
             self._do(self._election.changed(time.monotonic()))
 
-    # Connecting ---------------------------------------------------------------------------------------------------
-
-    def _go_to(self, target: Target) -> None:
-        before, self._target = self._target, target
-        if before is not None and before.claim_id != target.claim_id:
+    def _go_to(self, claim: Claim) -> None:
+        before, self._target = self._target, Target(claim.addresses, claim.port, claim.secret, claim.id)
+        if before is not None and before.claim_id != claim.id:
             for user in self.users:
                 user.move()
 
     # Serving ------------------------------------------------------------------------------------------------------
 
     def _bound(self, listener: socket.socket | None, problem: Exception | None) -> None:
-        now = time.monotonic()
-        if self._is_closed:
-            if listener is not None:
-                listener.close()
-        elif listener is None:
-            why = f"it cannot listen on {self._address}, port {ports_in_words(self._ports)}: {problem}"
+        now, address = time.monotonic(), self._candidacy.address
+        if listener is None:
+            why = f"it cannot listen on {address}, port {ports_in_words(self._candidacy.ports)}: {problem}"
             self._do(self._election.not_bound(why, now))
+        elif self._is_closed:
+            listener.close()
         else:
             self._listener = listener
-            port: int = listener.getsockname()[1]
-            self._do(self._election.bound((self._address,), port, now))
+            self._do(self._election.bound((address,), listener.getsockname()[1], now))
 
     def _unbind(self) -> None:
         if self._listener is not None:
@@ -401,17 +388,15 @@ class ElectionDriver:
         self._happened.set()
 
     def _may_go(self) -> bool:
-        """Whether nobody needs this process to serve: no node is connected, or the record tells them that the run is closed.
-
-        A record that ends with this process tells nobody.
-        """
-        service = self._service
-        if service is None or not service.coordinator.is_attended:
+        """Whether no node is connected, or they find in the record, which outlives this process, that the run is closed."""
+        service, run = self._service, self._run
+        if service is None or run is None or not service.coordinator.is_attended:
             return True
-        return self._run(service).phase is Phase.CLOSED and not self.hosts_medium
+        return run.phase is Phase.CLOSED and not self.hosts_medium
 
-    def _run(self, service: Service) -> Run:
-        return service.coordinator.runs.known[self.run_id].run
+    @property
+    def _run(self) -> Run | None:
+        return None if self._service is None else self._service.coordinator.runs.known[self.run_id].run
 
     def _stop(self, stop: do.Stop) -> None:
         log.info("run %r: this process serves no longer: %s", self.run_id, stop.why)

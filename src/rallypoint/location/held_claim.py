@@ -12,12 +12,10 @@ from msgspec.structs import replace
 
 from rallypoint.core.model import Phase, Run, rank_bitmap, ranks_of
 from rallypoint.location.actions import Action, ClaimedAgain, Doubt, ReadRecord, Recorded, Renewed, Stop, WriteRecord
-from rallypoint.location.claiming import WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S
+from rallypoint.location.claiming import WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S, retry_s
 from rallypoint.location.register import Entry
 from rallypoint.record import MOST_RANKS, Record, encode, of
 
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 1.0
 OTHERS_FIRST_S = WITHOUT_RANK_S + WITHOUT_RANK_SPREAD_S
 """How long others may take to claim, once they have noticed that nobody serves (rule 17b)."""
 MOST_EPOCHS = 1_000_000
@@ -75,10 +73,7 @@ class HeldClaim:
         self._must_read = True
 
     def renew(self, now: float) -> None:
-        """The server was paused, and answers nobody before it knows that its claim stands; `Renewed` says so (17e).
-
-        What the register was asked before the pause says nothing about that.
-        """
+        """The server was paused, and answers nobody before a later read shows its claim; `Renewed` says so (17e)."""
         self._awaited_since, self._must_read = now, True
 
     def hand_over(self, run: Run | None) -> None:
@@ -185,12 +180,11 @@ class HeldClaim:
         confirmed = [] if entry is None else self._confirmed(wrote, entry, started, now)
         return [*confirmed, *self.go(now, busy=False)]
 
-    def away(self, why: str, now: float) -> list[Action]:
+    def away(self, now: float) -> list[Action]:
         """Nothing is known: what was written is looked up first."""
         self._must_read = True
         self._failures += 1
-        pause = min(FIRST_RETRY_S * 2.0 ** min(self._failures, 6), LONGEST_RETRY_S)
-        self._retry_at = now + pause * (0.5 + self._chance() / 2)
+        self._retry_at = now + retry_s(self._failures, self._chance())
         return self.go(now, busy=False)
 
     def read(self, entry: Entry | None, shown: Record | None, started: float, now: float) -> list[Action]:
@@ -211,7 +205,7 @@ class HeldClaim:
         if not self._leaves or self._wanted is not None:
             return [self._claim_again(entry, shown)]
         if shown is not None and self._is_ours(shown):
-            return self.away("an older record was shown", now)
+            return self.away(now)  # an older record was shown
         return [Stop("its process leaves, and the register names it no longer", self.record.epoch, handed_over=True)]
 
     def _is_ours(self, shown: Record) -> bool:
@@ -225,9 +219,7 @@ class HeldClaim:
         if shown.round > self.record.round and not ours:
             return True  # the register forgot the epochs, and others have gone on since
         if shown.world is None and shown.closing is None and shown.round < self.record.round:
-            return (
-                False  # the register forgot, and a process that knew nothing founded the run anew: nothing came of it
-            )
+            return False  # the register forgot, and the run was founded anew: nothing came of that yet
         last = self.record.last
         known = {tried.incarnation for tried in (self.record, *self._tried.values())}
         return shown.incarnation not in known | ({last.incarnation} if last is not None else set())
@@ -250,8 +242,7 @@ class HeldClaim:
             self._failures = 0
         beaten = record is not self.record or self._has_lease
         was_claimed = self.record.claim is not None
-        self.record, self._token = record, entry.token
-        self._retry_at = 0.0
+        self.record, self._token, self._retry_at = record, entry.token, 0.0
         if record.claim is None and self._is_relinquishing and not self._leaves:
             if was_claimed:
                 self._claims_again_at = now + record.settings.reconnect_backoff_s + OTHERS_FIRST_S

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from rallypoint.client.admin_client import PATIENCE_S, UNANSWERED, AdminClient, NotDoneError
@@ -45,15 +44,12 @@ class RegisterAdminClient:
 
     def __init__(self, records: Records, patience_s: float = PATIENCE_S) -> None:
         self.where = records.where
-        self._records = records
-        self._patience_s = patience_s
+        self._records, self._patience_s = records, patience_s
 
     def __enter__(self) -> RegisterAdminClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._records.close()
 
     def runs(self) -> Runs:
@@ -82,8 +78,6 @@ class RegisterAdminClient:
     def lift(self, run_id: str, node: str) -> str:
         """Let a node in again that was evicted, by its name or id; what was done."""
         return self._change(run_id, lambda admin: admin.lift(run_id, node), f"open to {node!r}")
-
-    # Inside -------------------------------------------------------------------------------------------------------
 
     def _statuses(self, names: list[str]) -> list[Status]:
         with ThreadPoolExecutor(ASKED_AT_ONCE, "rallypoint-status") as pool:

@@ -119,8 +119,6 @@ class EtcdV3Register(Register):
         self._drop_leases()
         self._client.close()
 
-    # Inside -------------------------------------------------------------------------------------------------------
-
     def _write(self, value: bytes, record: Record, token: int | None) -> Entry | None:
         run_lease, lease, then = self._keep_run_lease(), self._lease, []
         if record.claim is None:
