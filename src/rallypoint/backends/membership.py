@@ -157,7 +157,7 @@ class MemberBackend(msgspec.Struct, frozen=True):
 
 
 def node_from(local_addr: str | None, options: OptionValues) -> Node:
-    """This process as a node, with what it wishes."""
+    """This process as a node, with what it asks for."""
     name, rank, topology, role = options[NAME], options[RANK], options[TOPOLOGY], Role(options[ROLE])
     return this_node(name, address=local_addr or "", wanted_rank=rank, topology=topology, role=role)
 

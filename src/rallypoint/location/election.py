@@ -329,7 +329,7 @@ class Election:
     def _serve(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim is recorded: this process is the server, and recovers what there is (rule 17f)."""
         before, offer = self._over, self._offer
-        assert offer is not None, "who claims has a port"
+        assert offer is not None, "a process that claims has a port"
         old = before.claim if before is not None and before.claim is not None and before.claim.id != offer.id else None
         settings = record.settings
         is_refused = old is not None and self._refused[0] == old.id

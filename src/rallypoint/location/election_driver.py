@@ -166,7 +166,7 @@ class ElectionDriver:
         return handed_over
 
     async def abandon(self, seeker: Seeker) -> None:
-        """A node is gone without a word; with the last one of this process the claim is left behind."""
+        """A node is gone and told nobody; with the last one of this process the claim is left behind."""
         if seeker in self.users:
             self.users.remove(seeker)
         if not self.users:
@@ -349,7 +349,7 @@ class ElectionDriver:
 
     def _serve(self, serve: do.Serve) -> None:
         listener, self._listener = self._listener, None
-        assert listener is not None, "who claims has a port"
+        assert listener is not None, "a process that claims has a port"
         claim = serve.claim
         log.info("run %r: this process serves from now on, at %s:%d", self.run_id, claim.addresses[0], claim.port)
         self._ran_at = time.monotonic()

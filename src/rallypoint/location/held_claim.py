@@ -160,7 +160,7 @@ class HeldClaim:
         broken = of(run, epoch=left.epoch, write_id=left.write_id, handing_over=True).world
         if broken is None or broken.seal_id != world.seal_id:
             return left
-        # What was recorded since then counts: only that it is broken, and who is gone, is added.
+        # What was recorded since then counts: only that it is broken, and which ranks are gone, is added.
         finished = set(world.finished_ranks())
         gone = rank_bitmap(rank for rank in ranks_of(broken.gone) if rank not in finished)
         return replace(left, world=replace(world, broken=True, gone=gone))

@@ -58,7 +58,7 @@ class LocatedMember(Member):
             raise
 
     def stop(self) -> None:
-        """End without a word to anybody."""
+        """End and tell nobody."""
         super().stop()
         locator = self._locator
         background().call(lambda: asyncio.ensure_future(locator.abandon()))

@@ -15,7 +15,7 @@ from rallypoint.location import record_report
 from rallypoint.protocol import CLOSED, PAGE_SIZE, UNKNOWN_RUN, Runs, Status
 from rallypoint.record import Claim, Record, decode
 
-LISTING_PATIENCE_S = 1.0
+LISTING_S = 1.0
 """How long one server of many is waited for."""
 ASKED_AT_ONCE = 32
 SHORTEST_CONNECT_S = 0.5
@@ -42,9 +42,8 @@ class Records(Protocol):
 class RegisterAdminClient:
     """Asks and administers as `AdminClient` does, and finds the server of each run in a register."""
 
-    def __init__(self, records: Records, patience_s: float = PATIENCE_S) -> None:
-        self.where = records.where
-        self._records, self._patience_s = records, patience_s
+    def __init__(self, records: Records) -> None:
+        self.where, self._records = records.where, records
 
     def __enter__(self) -> RegisterAdminClient:
         return self
@@ -65,7 +64,7 @@ class RegisterAdminClient:
 
     def status(self, run_id: str) -> Status:
         """Where a run stands."""
-        return self._status(run_id, self._patience_s)
+        return self._status(run_id, PATIENCE_S)
 
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
@@ -87,13 +86,13 @@ class RegisterAdminClient:
     def _status_if_any(self, run_id: str) -> Status | None:
         """Where a run stands; None where its record was deleted meanwhile."""
         try:
-            return self._status(run_id, min(self._patience_s, LISTING_PATIENCE_S))
+            return self._status(run_id, LISTING_S)
         except NotDoneError:
             return None
 
-    def _status(self, run_id: str, patience_s: float) -> Status:
+    def _status(self, run_id: str, timeout_s: float) -> Status:
         try:
-            return self._ask(run_id, lambda admin: admin.status(run_id), patience_s)
+            return self._ask(run_id, lambda admin: admin.status(run_id), timeout_s)
         except _NoServerError as exc:
             return record_report.status_of(exc.record, str(exc))
         except RendezvousStateError as exc:
@@ -112,7 +111,7 @@ class RegisterAdminClient:
                 ) from exc
 
         try:
-            return self._ask(run_id, ask_once, self._patience_s)
+            return self._ask(run_id, ask_once, PATIENCE_S)
         except _NoServerError as exc:
             closing = exc.record.closing
             advice = (
@@ -126,16 +125,16 @@ class RegisterAdminClient:
         except RendezvousStateError as exc:
             raise NotDoneError(f"nothing was done to run {run_id!r} at {self.where}: {exc}") from exc
 
-    def _ask(self, run_id: str, ask: Callable[[AdminClient], T], patience_s: float, record: Record | None = None) -> T:
+    def _ask(self, run_id: str, ask: Callable[[AdminClient], T], timeout_s: float, record: Record | None = None) -> T:
         """Ask the server of a run; where it does not answer, the one that a second reading names instead."""
         first = record or self._read(run_id)
         try:
-            return _ask_server(first.claim, ask, patience_s)
+            return _ask_server(first.claim, ask, timeout_s)
         except RendezvousConnectionError as exc:
             now = record or self._read(run_id)
             if _server_in(first.claim) == _server_in(now.claim):
                 raise _NoServerError(now, exc) from exc
-        return self._ask(run_id, ask, patience_s, now)
+        return self._ask(run_id, ask, timeout_s, now)
 
     def _read(self, run_id: str) -> Record:
         data = self._records.read(run_id)
@@ -152,15 +151,15 @@ class _NoServerError(Exception):
         self.record = record
 
 
-def _ask_server(claim: Claim | None, ask: Callable[[AdminClient], T], patience_s: float) -> T:
+def _ask_server(claim: Claim | None, ask: Callable[[AdminClient], T], timeout_s: float) -> T:
     """Ask a server, at the first of its addresses that leads to it."""
     if claim is None:
         raise RendezvousConnectionError("no process serves this run")
-    connect_s = max(patience_s / len(claim.addresses), SHORTEST_CONNECT_S)
+    connect_s = max(timeout_s / len(claim.addresses), SHORTEST_CONNECT_S)
 
     def connect(address: str) -> AdminClient | str:
         try:
-            return AdminClient(address, claim.port, patience_s, claim.secret, connect_s=connect_s)
+            return AdminClient(address, claim.port, timeout_s, claim.secret, connect_s=connect_s)
         except RendezvousConnectionError as exc:
             return str(exc)
 

@@ -51,7 +51,7 @@ class BackendRegister(Register):
         self._calling = threading.Lock()
         self._stopped = threading.Event()
         self._is_closed = self._serves = False
-        """Whether this process holds the claim: then it writes the record, and need not look for changes."""
+        """A process that holds the claim (`_serves`) writes the record itself, and need not look for changes."""
 
     @property
     def is_hosted_here(self) -> bool | None:
