@@ -13,8 +13,8 @@ from typing import Any
 
 from rallypoint.location.actions import ReadRecord, WriteRecord
 from rallypoint.location.register import Entry
-from rallypoint.location.registers.memory import MemoryRegister
 from rallypoint.record import Record, decode
+from simulation.memory_register import MemoryRegister
 from simulation.virtual_time import VirtualTime
 
 CALL_S = 3.0

@@ -14,7 +14,6 @@ from rallypoint.location.actions import (
     Connect,
     Doubt,
     Ended,
-    Listen,
     ReadRecord,
     Recorded,
     Renewed,
@@ -126,9 +125,9 @@ class VirtualProcess(Agent):
             self.elected.server_started(self.server)
             self.server.tick()
         elif isinstance(action, Renewed):
-            self._with_server(lambda server: server.coordinator.renewed(action.run_id, action.asked_at, self.now))
+            self._with_server(lambda server: server.coordinator.renewed(self.elected.run_id, action.asked_at, self.now))
         elif isinstance(action, Recorded):
-            self._with_server(lambda server: server.coordinator.recorded(action.run_id, self.now))
+            self._with_server(lambda server: server.coordinator.recorded(self.elected.run_id, self.now))
             self.elected.meet_doom(self, "tell")
         elif isinstance(action, Doubt):
             self.cluster.note(self.name, f"is in doubt: {action.why}" if action.why else "has renewed its claim")
@@ -140,10 +139,8 @@ class VirtualProcess(Agent):
         elif isinstance(action, Ended):
             self._do(lambda: self.session.told_ended(action.how))
             self._react()
-        elif isinstance(action, Listen) and self.elected.register.has_leases:
-            self.elected.watch(self, action.token)
         else:
-            assert isinstance(action, (Listen, Unbind)), f"{action!r} is done"
+            assert isinstance(action, Unbind), f"{action!r} is done"
 
     def _with_server(self, act: object) -> None:
         if self.server is not None and self.server.serves and callable(act):
@@ -173,6 +170,7 @@ class VirtualProcess(Agent):
             if number == self._calls:
                 answer = self.election.read if isinstance(call, ReadRecord) else self.election.wrote
                 self.do(answer(entry, self.now))
+                self._watch(call, entry)
 
         def away(why: str) -> None:
             if number == self._calls:
@@ -185,6 +183,13 @@ class VirtualProcess(Agent):
             lambda why: self.when_running(lambda: away(why)),
             partial(self.elected.committed, self),
         )
+
+    def _watch(self, call: ReadRecord | WriteRecord, entry: Entry | None) -> None:
+        """A process that looks for a server, and has read the register, wants to hear of changes."""
+        election, elected = self.election, self.elected
+        looks = election.serving is None and not election.is_content and not election.is_calling
+        if looks and isinstance(call, ReadRecord) and elected.register.has_leases and self.alive:
+            elected.watch(self, None if entry is None else entry.token)
 
     def _plan(self) -> None:
         due = self.election.wake_at()

@@ -16,12 +16,12 @@ from rallypoint.location.claiming import Claimant
 from rallypoint.location.election import Election
 from rallypoint.location.held_claim import HeldClaim
 from rallypoint.location.register import Entry
-from rallypoint.location.registers.memory import MemoryRegister
 from rallypoint.messages.types import Bounds, Node, RecordedWorld, Settings
 from rallypoint.record import Claim, Record, decode, encode, restored
 from rallypoint.server.clock import LOOK_S
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects, ToRecord
+from simulation.memory_register import MemoryRegister
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Action)

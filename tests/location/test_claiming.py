@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rallypoint.core.model import EndedIncarnation
-from rallypoint.location.claiming import Claimant, claim_record, delay_s, patience_s
+from rallypoint.location.claiming import Claimant, claim_record, delay_s, unmet_s
 from rallypoint.messages.types import Bounds, Ending, RecordedWorld, Settings, rank_bitmap
 from rallypoint.record import Record, RecordedEnding
 from tests.location.support import WORLD, a_claim, a_record
@@ -138,13 +138,13 @@ def test_leaving_nodes_claim_last(record: Record | None) -> None:
 )
 def test_a_claim_that_nobody_has_met_is_tried_for_longer_each_time(epoch: int, met: int, patience: float) -> None:
     """Rule 17a: `heartbeat_timeout` x 2^(epoch - met - 1), at most 60 s."""
-    assert patience_s(a_record(epoch=epoch, met=met), Settings(heartbeat_timeout_s=5.0)) == patience
+    assert unmet_s(a_record(epoch=epoch, met=met), Settings(heartbeat_timeout_s=5.0)) == patience
 
 
 @pytest.mark.parametrize("record", [a_record(epoch=3, met=3), a_record(epoch=3, met=2, claim=None)])
 def test_a_claim_that_somebody_has_met_is_never_taken_for_want_of_an_answer(record: Record) -> None:
     """Rule 17a: otherwise a node that cannot reach a living claim waits."""
-    assert patience_s(record, Settings()) is None
+    assert unmet_s(record, Settings()) is None
 
 
 def test_only_an_unfinished_rank_is_in_the_recorded_world() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rallypoint.core.model import EndedIncarnation, Phase, Predecessor
-from rallypoint.location.actions import Bind, Connect, Ended, Listen, ReadRecord, Serve, Stop, Unbind, WriteRecord
+from rallypoint.location.actions import Bind, Connect, Ended, ReadRecord, Serve, Stop, Unbind, WriteRecord
 from rallypoint.messages.types import Ending, RecordedWorld, rank_bitmap
 from rallypoint.record import Claim, Record, RecordedEnding, decode
 from tests.location.support import REST_S, SETTINGS, START, WORLD, Process, ScriptedRegister, a_claim, a_record
@@ -108,7 +108,7 @@ def test_losers_connect_to_the_winner_and_give_their_port_back() -> None:
     second.answer(ReadRecord)
     claim = register.record.claim
     assert claim == own(first)
-    assert (second.only(Connect), second.all(Unbind)) == (Connect(claim, 1), [Unbind()])
+    assert (second.only(Connect), second.all(Unbind)) == (Connect(claim), [Unbind()])
     assert second.all(Serve) == []
 
 
@@ -156,13 +156,13 @@ def test_the_late_answer_to_a_claim_is_read_again_first(taken: bool) -> None:
 def test_who_finds_a_claim_connects_to_it_and_reads_on_while_the_connection_is_tried() -> None:
     """Rule 17a: a changed record ends the attempt."""
     process = looking(a_record())
-    assert process.told == [Connect(a_claim(), 3), Listen(1)]
+    assert process.told == [Connect(a_claim())]
     assert process.election.why == "the server at 10.0.0.1, port 29400, is being reached"
     assert process.election.wake_at() == START + POLL_S
     process.forget()
     process.register.put(a_record(epoch=4, claim=a_claim("c2")))
     process.wait(POLL_S)
-    assert process.told == [Connect(a_claim("c2"), 4), Listen(2)]
+    assert process.told == [Connect(a_claim("c2"))]
 
 
 def test_nothing_is_read_once_a_node_is_welcomed() -> None:
@@ -225,10 +225,10 @@ def test_a_read_from_before_the_refusal_does_not_make_a_claim_stale() -> None:
     process.now += 0.1
     process.failed(a_claim(), refused=True)
     process.answer(ReadRecord)
-    assert process.all(Connect) == [Connect(a_claim(), 3)]
+    assert process.all(Connect) == [Connect(a_claim())]
     process.register.put(a_record(epoch=4, claim=a_claim("c2")))
     process.wait(POLL_S)
-    assert process.all(Connect)[-1] == Connect(a_claim("c2"), 4)
+    assert process.all(Connect)[-1] == Connect(a_claim("c2"))
     assert process.all(Serve) == []
 
 
@@ -308,12 +308,12 @@ def test_who_may_not_claim_waits_says_so_and_keeps_trying() -> None:
     """Rule 17a: `is_host=false` claims nothing."""
     process = looking(None, is_host=False)
     assert process.election.why == "nobody serves this run, and this node may not"
-    assert process.told == [Listen(None)]
+    assert (process.told, process.election.is_content) == ([], False)
     process.wait(10.0)
     assert (process.all(Serve), process.all(Connect)) == ([], [])
     process.register.put(a_record())
     process.wait(POLL_S)
-    assert process.only(Connect) == Connect(a_claim(), 3)
+    assert process.only(Connect) == Connect(a_claim())
 
 
 def test_who_may_not_claim_goes_on_trying_a_stale_claim() -> None:
@@ -322,7 +322,7 @@ def test_who_may_not_claim_goes_on_trying_a_stale_claim() -> None:
     process.wait(2 * REST_S)
     process.forget()
     process.wait(POLL_S)
-    assert process.told == [Connect(a_claim(), 3), Listen(1)]
+    assert process.told == [Connect(a_claim())]
     assert process.election.why == "nobody serves this run, and this node may not"
 
 
@@ -382,7 +382,7 @@ def test_a_claim_that_was_written_while_the_last_node_left_is_removed_before_any
 def test_the_second_rank_waits_and_claims_where_the_first_did_not() -> None:
     """Rule 17b: it reads once more before it does."""
     process = looking(a_record(world=WORLD, claim=None), **{**MEMBER, "ranks": (1,)})
-    assert process.told == [Listen(1)]
+    assert (process.told, process.election.is_content) == ([], False)
     assert process.election.wake_at() == pytest.approx(START + 0.03)
     assert process.election.why == "nobody serves this run: other nodes may claim it first"
     process.now += 0.03
@@ -397,7 +397,7 @@ def test_a_host_claims_without_a_stagger_and_connects_where_another_serves() -> 
     process = looking(a_record(world=WORLD, claim=None), is_host=True)
     process.settle()
     own(process)
-    assert looking(a_record(world=WORLD), is_host=True).only(Connect) == Connect(a_claim(), 3)
+    assert looking(a_record(world=WORLD), is_host=True).only(Connect) == Connect(a_claim())
 
 
 def test_a_changed_record_ends_the_wait() -> None:
@@ -407,7 +407,7 @@ def test_a_changed_record_ends_the_wait() -> None:
     process.register.put(a_record(epoch=4, world=WORLD, claim=a_claim("c2")))
     process.changed()
     process.answer(ReadRecord)
-    assert process.only(Connect) == Connect(a_claim("c2"), 4)
+    assert process.only(Connect) == Connect(a_claim("c2"))
     process.wait(1.0)
     assert process.all(Serve) == []
 
@@ -508,9 +508,9 @@ def test_a_member_of_an_incarnation_that_has_ended_needs_no_server_to_know_it(re
 def test_the_ending_of_another_incarnation_is_not_ones_own() -> None:
     """Rule 17h."""
     process = looking(a_record(incarnation="r9", last=EndedIncarnation("r8", Ending.FAILED)), **MEMBER)
-    assert process.told == [Connect(a_claim(), 3), Listen(1)]
+    assert process.told == [Connect(a_claim())]
     process = looking(a_record(incarnation="r9", closing=RecordedEnding(Ending.FAILED)), **MEMBER)
-    assert process.told == [Connect(a_claim(), 3), Listen(1)]
+    assert process.told == [Connect(a_claim())]
 
 
 @pytest.mark.parametrize("incarnation", ["", "r1"])
@@ -529,7 +529,7 @@ def test_a_fresh_node_that_finds_a_closed_record_without_a_living_claim_founds_t
 def test_a_fresh_node_that_finds_a_closed_record_asks_its_living_server() -> None:
     """Rule 17h: it answers for `closed_ttl`."""
     process = looking(a_record(world=WORLD, closing=RecordedEnding(Ending.FAILED, "too few")))
-    assert process.told == [Connect(a_claim(), 3), Listen(1)]
+    assert process.told == [Connect(a_claim())]
 
 
 # The register itself --------------------------------------------------------------------------------------------------
@@ -566,4 +566,4 @@ def test_a_record_that_cannot_be_read_is_said_and_never_overwritten() -> None:
     assert process.told == []
     register.put(a_record())
     process.wait(1.0)
-    assert process.all(Connect)[-1] == Connect(a_claim(), 3)
+    assert process.all(Connect)[-1] == Connect(a_claim())

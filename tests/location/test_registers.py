@@ -18,12 +18,12 @@ from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend
 from rallypoint.elastic.etcd_rendezvous_backend import EtcdRendezvousBackend
 from rallypoint.location.register import Entry, Register
 from rallypoint.location.registers.backend import BackendRegister
-from rallypoint.location.registers.memory import MemoryRegister
 from rallypoint.messages.types import Bounds
 from rallypoint.net import parse_endpoints
 from rallypoint.record import Record, encode
 from rallypoint.stores import FileStore
 from rallypoint.stores.documents import ETCD_V2_FOLDER
+from simulation.memory_register import MemoryRegister
 from tests.etcd.servers import running
 from tests.waiting import PATIENCE_S
 

@@ -80,7 +80,7 @@ def test_what_a_server_wants_to_be_recorded_is_written_before_it_may_be_told() -
     assert write.token == before.token
     assert process.told == []
     process.answer()
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     record = process.register.record
     assert (record.world is not None, record.epoch, record.incarnation) == (True, 1, run.incarnation)
     assert record.claim is not None
@@ -95,7 +95,7 @@ def test_a_write_whose_answer_was_lost_is_looked_up_by_its_id() -> None:
     process.lose_answer(applied=True)
     assert (process.told, process.call) == ([], None)
     process.wait(FIRST_RETRY_S)
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     assert process.register.record == write.record
 
 
@@ -110,7 +110,7 @@ def test_a_write_that_never_arrived_is_written_again() -> None:
     process.answer(ReadRecord)
     assert process.told == []
     process.answer(WriteRecord)
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     record = process.register.record
     assert record.world == write.record.world
     assert record.write_id != write.record.write_id
@@ -128,7 +128,7 @@ def test_an_earlier_attempt_that_arrived_late_is_recognised() -> None:
     process.answer(WriteRecord)
     assert process.told == []
     process.answer(ReadRecord)
-    assert (process.told, process.call) == ([Recorded("run")], None)
+    assert (process.told, process.call) == ([Recorded()], None)
     assert process.register.record == first.record
 
 
@@ -145,7 +145,7 @@ def test_what_is_wanted_meanwhile_is_not_taken_for_recorded() -> None:
     process.answer(ReadRecord)
     assert process.told == []
     process.answer(WriteRecord)
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     world = process.register.record.world
     assert world is not None
     assert list(world.finished_ranks()) == [0]
@@ -227,7 +227,7 @@ def test_a_server_is_deposed_by_an_epoch_above_its_own() -> None:
     assert (process.election.serving, process.call, process.election.wake_at()) == (None, None, None)
     process.look()
     process.answer(ReadRecord)
-    assert process.all(Connect) == [Connect(a_claim("c2"), 2)]
+    assert process.all(Connect) == [Connect(a_claim("c2"))]
 
 
 def test_a_deposed_server_learns_so_by_its_next_write_at_the_latest() -> None:
@@ -331,7 +331,7 @@ def test_a_record_that_was_written_anew_as_it_was_is_its_own_still() -> None:
     process.answer(WriteRecord)
     process.answer(ReadRecord)
     process.answer(WriteRecord)
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     assert process.register.record.epoch == 1
 
 
@@ -410,7 +410,7 @@ def test_what_was_wanted_is_recorded_after_the_server_has_claimed_again() -> Non
     stage.finish("b")
     wants(process, stage.run)
     process.settle()
-    assert process.told == [ClaimedAgain(2), Recorded("run")]
+    assert process.told == [ClaimedAgain(2), Recorded()]
     world = process.register.record.world
     assert world is not None
     assert list(world.finished_ranks()) == [1]
@@ -470,7 +470,7 @@ def test_a_server_comes_into_doubt_also_while_its_call_is_open() -> None:
     assert process.election.wake_at() == float("inf")
     process.lose_answer(applied=True)
     process.wait(FIRST_RETRY_S)
-    assert process.told[1:] == [Doubt(""), Recorded("run")]
+    assert process.told[1:] == [Doubt(""), Recorded()]
 
 
 def test_a_claim_is_renewed_as_of_the_moment_that_the_register_was_asked() -> None:
@@ -503,10 +503,10 @@ def test_after_a_pause_only_what_the_register_is_asked_after_it_renews_the_claim
     process.serving.renew(process.now)
     process.tick()
     process.answer(WriteRecord)
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     process.now += 0.1
     process.answer(ReadRecord)
-    assert process.told == [Recorded("run"), Renewed("run", START + 4.0)]
+    assert process.told == [Recorded(), Renewed(START + 4.0)]
 
 
 def test_a_read_from_before_a_pause_does_not_renew_the_claim() -> None:
@@ -519,7 +519,7 @@ def test_a_read_from_before_a_pause_does_not_renew_the_claim() -> None:
     process.answer(ReadRecord)
     assert process.told == []
     process.answer(ReadRecord)
-    assert process.told == [Renewed("run", START + 4.0)]
+    assert process.told == [Renewed(START + 4.0)]
 
 
 def test_a_server_that_was_deposed_in_its_pause_is_not_renewed() -> None:
@@ -582,7 +582,7 @@ def test_a_rank_that_finished_is_marked_before_its_server_hands_over() -> None:
     process.serving.want(stage.run, ())
     process.leave(stage.run)
     process.answer(WriteRecord)
-    assert process.told == [Recorded("run")]
+    assert process.told == [Recorded()]
     process.answer(WriteRecord)
     record = process.register.record
     assert record.claim is None

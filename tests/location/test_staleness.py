@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.location.staleness import SeenClaim, seen
+from rallypoint.location.claiming import SeenClaim, seen
 from tests.location.support import a_claim, a_record
 
 REST_S = 6.0

@@ -129,13 +129,13 @@ MUTANTS = [
     ),
     Mutant(
         "a guard that does not change with the claim",
-        "location/registers/memory.py",
+        "../simulation/memory_register.py",
         "if token != self._token:\n                return None",
         "if (token is None) != (self._value is None):\n                return None",
     ),
     Mutant(
         "an unguarded removal of a claim",
-        "location/registers/memory.py",
+        "../simulation/memory_register.py",
         "if token != self._token:\n                return None",
         "if token != self._token and b'\"claim\"' in value:\n                return None",
     ),
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "staleness by the reader's own settings",
-        "location/staleness.py",
+        "location/claiming.py",
         "stale = started - watched.resting_since > claim.rest_s",
         "stale = started - watched.resting_since > 1.0",
     ),

@@ -10,24 +10,14 @@ from typing import Any
 
 from rallypoint.backends.c10d_stores import file_store, tcp_store
 from rallypoint.backends.endpoints import DEFAULT_PORT, path_of, without_scheme
-from rallypoint.backends.membership import (
-    CHOICES,
-    HEARTBEATS,
-    IS_HOST,
-    SERVER_PORT,
-    TIMES,
-    MemberBackend,
-    MemberRequest,
-)
+from rallypoint.backends.membership import CHOICES, ELECTED, IS_HOST, MemberBackend, MemberRequest
 from rallypoint.backends.options import Option
 from rallypoint.client.addresses import own_address
-from rallypoint.client.background import run_in_thread
 from rallypoint.client.member import Member
-from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.net import parse_endpoint, written
 from rallypoint.stores.c10d_document import C10dDocument
 
-OPTIONS: tuple[Option[Any], ...] = (*TIMES, *HEARTBEATS, SERVER_PORT, *CHOICES)
+OPTIONS: tuple[Option[Any], ...] = (*ELECTED, *CHOICES)
 
 
 def create_tcp_member(request: MemberRequest) -> Member:
@@ -39,11 +29,8 @@ def create_tcp_member(request: MemberRequest) -> Member:
         store, served = tcp_store(host, port, timeout, is_host, with_torch=False)
         return C10dDocument(store, request.run_id, hosts_store=served is not None, served=served)
 
-    address = request.node.address or run_in_thread(lambda: own_address(host, port))
     where = f"c10d://{written(host, port)}"
-    return request.member(
-        request.elected(lambda _: BackendRegister(open_document, owned=True), where, is_host, address=address)
-    )
+    return request.by_document(open_document, where, is_host, find_address=lambda: own_address(host, port))
 
 
 def create_file_member(request: MemberRequest) -> Member:
@@ -53,10 +40,7 @@ def create_file_member(request: MemberRequest) -> Member:
     def open_document() -> C10dDocument:
         return C10dDocument(file_store(path, with_torch=False), request.run_id)
 
-    address = request.node.address or own_address()
-    return request.member(
-        request.elected(lambda _: BackendRegister(open_document, owned=True), f"file://{path}", address=address)
-    )
+    return request.by_document(open_document, f"file://{path}", find_address=own_address)
 
 
 C10D = MemberBackend("c10d", (*OPTIONS, IS_HOST), create_tcp_member)

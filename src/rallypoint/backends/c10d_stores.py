@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
@@ -21,31 +21,29 @@ from rallypoint.torch_bridge import stores_c10d
 FILE_TIMEOUT = timedelta(seconds=300)
 
 
-class OpenedStore(NamedTuple):
-    """A store, and the one by which this process serves it to the others; None where another process does."""
+def tcp_store(
+    host: str, port: int, timeout: timedelta, is_host: bool | None, *, with_torch: bool
+) -> tuple[Any, Any | None]:
+    """The TCP store at this place, and the one by which this process serves it to others; None where another does.
 
-    store: Any
-    served: Any | None
-
-
-def tcp_store(host: str, port: int, timeout: timedelta, is_host: bool | None, *, with_torch: bool) -> OpenedStore:
-    """The TCP store at this place; this process serves it if it may and nobody else does."""
+    This process serves it if it may and nobody else does.
+    """
     may_host = is_this_machine(host) if is_host is None else is_host
     if may_host:
         try:
             store = serve_tcp_store(host, port, timeout, with_torch=with_torch)
-            return OpenedStore(store, store)
+            return store, store
         except FAILURES as exc:
             served = _served.get((host, port))
             if served is not None:
                 # Another run or node of this process serves it; the server ends with the last that uses it.
-                return OpenedStore(served.clone(), served)
+                return served.clone(), served
             if is_host:
                 raise RendezvousConnectionError(
                     f"is_host is set, but no store can be served on {host}:{port}: {_first_line(exc)}; use another "
                     f"port, or leave is_host out to connect to what is there"
                 ) from exc
-    return OpenedStore(use_tcp_store(host, port, timeout, with_torch=with_torch), None)
+    return use_tcp_store(host, port, timeout, with_torch=with_torch), None
 
 
 def use_tcp_store(host: str, port: int, timeout: timedelta, *, with_torch: bool) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rallypoint.backends.options import did_you_mean
 
@@ -25,21 +25,13 @@ DEFAULT_PORT = 29400
 """That of a server, and of a c10d store."""
 
 
-class _Names(NamedTuple):
-    """Where to import from: the backend for nodes, and what opens the records for administrators."""
-
-    backend: str
-    records: str
-
-
-_FIXED = "fixed:RALLYPOINT"
-_ETCD_V3 = _Names("etcd_v3:ETCD_V3", "etcd_v3_records:open_records")
+# Where to import from: the backend for nodes, and what opens the records for administrators.
 _BY_SCHEME = {
-    "etcd": _ETCD_V3,
-    "etcds": _ETCD_V3,
-    "etcd-v2": _Names("etcd_v2:ETCD_V2", "etcd_v2_records:open_records"),
-    "c10d": _Names("c10d:C10D", "c10d_records:open_tcp"),
-    "file": _Names("c10d:FILE", "c10d_records:open_file"),
+    "etcd": ("etcd_v3:ETCD_V3", "etcd_v3_records:open_records"),
+    "etcds": ("etcd_v3:ETCD_V3", "etcd_v3_records:open_records"),
+    "etcd-v2": ("etcd_v2:ETCD_V2", "etcd_v2_records:open_records"),
+    "c10d": ("c10d:C10D", "c10d_records:open_tcp"),
+    "file": ("c10d:FILE", "c10d_records:open_file"),
 }
 
 
@@ -75,7 +67,7 @@ def path_of(endpoint: str) -> str:
 def backend_at(endpoint: str | None) -> MemberBackend:
     """The backend that an endpoint asks for; what it needs is imported now."""
     scheme = scheme_of(endpoint)
-    return cast("MemberBackend", _imported(_BY_SCHEME[scheme].backend if scheme else _FIXED))
+    return cast("MemberBackend", _imported(_BY_SCHEME[scheme][0] if scheme else "fixed:RALLYPOINT"))
 
 
 def records_at(endpoint: str, config: Mapping[str, object], timeout_s: float) -> Records:
@@ -83,7 +75,7 @@ def records_at(endpoint: str, config: Mapping[str, object], timeout_s: float) ->
 
     `config` are the options for etcd.  ValueError for what cannot be read, RendezvousError where nothing can be reached.
     """
-    return cast("Records", _imported(_BY_SCHEME[scheme_of(endpoint)].records)(endpoint, config, timeout_s))
+    return cast("Records", _imported(_BY_SCHEME[scheme_of(endpoint)][1])(endpoint, config, timeout_s))
 
 
 def _imported(name: str) -> Any:

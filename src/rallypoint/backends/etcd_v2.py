@@ -6,17 +6,15 @@ from typing import Any
 
 from rallypoint.backends.endpoints import without_scheme
 from rallypoint.backends.etcd_v2_client import CONNECTION, DEFAULT_PORT, client_with, connect
-from rallypoint.backends.membership import CHOICES, HEARTBEATS, SERVER_PORT, TIMES, MemberBackend, MemberRequest
+from rallypoint.backends.membership import CHOICES, ELECTED, MemberBackend, MemberRequest
 from rallypoint.backends.options import Option
 from rallypoint.client.addresses import address_among
-from rallypoint.client.background import run_in_thread
 from rallypoint.client.member import Member
-from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.net import parse_endpoints, written
 from rallypoint.stores.documents import ETCD_V2_FOLDER
 from rallypoint.stores.etcd_v2_document import EtcdV2Document
 
-OPTIONS: tuple[Option[Any], ...] = (*TIMES, *HEARTBEATS, SERVER_PORT, *CONNECTION, *CHOICES)
+OPTIONS: tuple[Option[Any], ...] = (*ELECTED, *CONNECTION, *CHOICES)
 
 
 def create_member(request: MemberRequest) -> Member:
@@ -30,13 +28,8 @@ def create_member(request: MemberRequest) -> Member:
         connect(client, timeout_s, f"etcd at {','.join(endpoints)}")
         return EtcdV2Document(client, request.run_id, ETCD_V2_FOLDER)
 
-    locator = request.elected(
-        lambda _: BackendRegister(open_document, owned=True),
-        f"etcd-v2://{','.join(endpoints)}",
-        *(request.options[option] for option in CONNECTION),
-        address=request.node.address or run_in_thread(lambda: address_among(endpoints)),
-    )
-    return request.member(locator)
+    where, shared = f"etcd-v2://{','.join(endpoints)}", [request.options[option] for option in CONNECTION]
+    return request.by_document(open_document, where, *shared, find_address=lambda: address_among(endpoints))
 
 
 ETCD_V2 = MemberBackend("etcd-v2", OPTIONS, create_member)

@@ -36,14 +36,8 @@ CONNECTION = (PROTOCOL, SSL_CERT, SSL_CERT_KEY, CA_CERT)
 
 def client_with(options: OptionValues, members: Sequence[tuple[str, int]], timeout_s: float) -> Any:
     """A client as the options in `CONNECTION` ask for it."""
-    return make_client(
-        members,
-        protocol=options[PROTOCOL],
-        read_timeout_s=timeout_s,
-        cert=options[SSL_CERT],
-        key=options[SSL_CERT_KEY],
-        ca=options[CA_CERT],
-    )
+    protocol, cert, key, ca = (options[option] for option in CONNECTION)
+    return make_client(members, protocol=protocol, read_timeout_s=timeout_s, cert=cert, key=key, ca=ca)
 
 
 def make_client(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 from rallypoint.backends.endpoints import without_scheme
 from rallypoint.backends.etcd_v2_client import DEFAULT_PORT, certificates, connect, make_client
@@ -20,26 +20,23 @@ from rallypoint.waiting import Deadline
 CERT, KEY, CACERT = certificates("cert", "key", "cacert")
 OPTIONS = (CERT, KEY, CACERT)
 
-T = TypeVar("T")
 
-
-class EtcdV2Records:
+class EtcdV2Records(NamedTuple):
     """The records below one folder, where PyTorch's backend has its documents."""
 
-    def __init__(self, where: str, keys: Keys, timeout_s: float) -> None:
-        self.where = where
-        self._keys = keys
-        self._timeout_s = timeout_s
+    where: str
+    keys: Keys
+    timeout_s: float
 
     def names(self) -> list[str]:
         """The ids of the runs that have a document."""
-        root = self._call(lambda term: self._keys.read(ETCD_V2_FOLDER, term, recursive=True).node)
+        root = self._read(ETCD_V2_FOLDER, recursive=True)
         return [] if root is None else [node.key.removeprefix(f"{ETCD_V2_FOLDER}/") for node in _leaves(root)]
 
     def read(self, run_id: str) -> bytes | None:
         """A run's record; None where it has none."""
         path = f"{ETCD_V2_FOLDER}/{run_id}"
-        node = self._call(lambda term: self._keys.read(path, term).node)
+        node = self._read(path)
         if node is None or node.is_directory:
             return None
         return checked(decode_document(node.value.encode(errors="replace"), path))
@@ -47,9 +44,9 @@ class EtcdV2Records:
     def close(self) -> None:
         """Nothing more is read; the connections end when they are forgotten."""
 
-    def _call(self, ask: Callable[[Deadline], T]) -> T:
+    def _read(self, path: str, *, recursive: bool = False) -> EtcdNode | None:
         try:
-            return ask(Deadline.after(self._timeout_s))
+            return self.keys.read(path, Deadline.after(self.timeout_s), recursive=recursive).node
         except StoreError as exc:
             raise RendezvousConnectionError(f"{self.where} cannot be read: {exc}") from exc
 
@@ -63,14 +60,8 @@ def open_records(endpoint: str, config: Mapping[str, object], timeout_s: float) 
         _refuse_unreadable(option.name, options[option])
     members = parse_endpoints(without_scheme(endpoint), DEFAULT_PORT)
     where = f"etcd-v2://{','.join(written(*member) for member in members)}"
-    client = make_client(
-        members,
-        protocol="https" if config else "http",
-        read_timeout_s=timeout_s,
-        cert=options[CERT],
-        key=options[KEY],
-        ca=options[CACERT],
-    )
+    protocol, cert, key, ca = "https" if config else "http", options[CERT], options[KEY], options[CACERT]
+    client = make_client(members, protocol=protocol, read_timeout_s=timeout_s, cert=cert, key=key, ca=ca)
     return EtcdV2Records(where, connect(client, timeout_s, f"etcd at {where}"), timeout_s)
 
 

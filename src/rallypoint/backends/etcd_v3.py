@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.backends import etcd_v3_client
-from rallypoint.backends.etcd_v3_client import PREFIX, in_options, open_client
-from rallypoint.backends.membership import (
-    AUTO,
-    CHOICES,
-    ETCD,
-    HEARTBEATS,
-    IS_HOST,
-    OURS,
-    SERVER_PORT,
-    STORE,
-    TIMES,
-    TORCH,
-    MemberBackend,
-    MemberRequest,
-)
-from rallypoint.backends.options import Option, choice, number
+from rallypoint.backends import etcd_v3_client, membership
+from rallypoint.backends.etcd_v3_client import PREFIX, in_option_names, in_options, open_client
+from rallypoint.backends.membership import ETCD, IS_HOST, SERVER_PORT, STORE, MemberBackend, MemberRequest
+from rallypoint.backends.options import Option, number
 from rallypoint.client.addresses import address_among
-from rallypoint.client.background import run_in_thread
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import RoundStore
-from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.etcd_v3_round_store import EtcdV3RoundStore
 from rallypoint.location.member import LocatedMember
@@ -48,20 +32,12 @@ LEASE_TTL = number(
     "lease_ttl", 5, "after how many seconds a server is replaced that etcd does not hear of", at_least=SHORTEST_TTL_S
 )
 
-STORE_OR_ETCD = choice(
-    "store",
-    (AUTO, TORCH, OURS, ETCD),
-    AUTO,
-    "whose server a round's store gets: torch's, ours, or torch's under torchrun; etcd keeps it in etcd, with no server",
-)
-
-_CHOICES = tuple(STORE_OR_ETCD if option is STORE else option for option in CHOICES)
+_CHOICES = tuple(membership.STORE_OR_ETCD if option is STORE else option for option in membership.CHOICES)
+_SERVING = (LEASE_TTL, SERVER_PORT, IS_HOST)
 OPTIONS: tuple[Option[Any], ...] = (
-    *TIMES,
-    *HEARTBEATS,
-    LEASE_TTL,
-    SERVER_PORT,
-    IS_HOST,
+    *membership.TIMES,
+    *membership.HEARTBEATS,
+    *_SERVING,
     *etcd_v3_client.OPTIONS,
     *_CHOICES,
 )
@@ -81,7 +57,6 @@ def create_member(request: MemberRequest) -> Member:
         )
     client = open_client(request.endpoint, options, timeout_s=request.medium_call_s)
     prefix = options[PREFIX]
-    address = request.node.address or run_in_thread(lambda: address_among(client.endpoints))
     run_ttl_s = max(math.ceil(2 * request.settings.outage_grace_s), SHORTEST_RUN_TTL_S)
 
     def open_register(serves_on: Callable[[], bool]) -> EtcdV3Register:
@@ -91,31 +66,29 @@ def create_member(request: MemberRequest) -> Member:
         open_register,
         f"etcd://{','.join(client.endpoints)}{prefix}",
         *(options[option] for option in _SHARED),
-        address=address,
+        find_address=lambda: address_among(client.endpoints),
         rest_s=ttl_s,
         is_host=options[IS_HOST],
     )
-    in_etcd = options[STORE] == ETCD
-    return request.member(locator, _Member, client=client, keys=RecordKeys(prefix, run_id), store_in_etcd=in_etcd)
+    keys, serves_store = RecordKeys(prefix, run_id), options[STORE] != ETCD
+    return request.member(locator, _Member, client=client, keys=keys, serves_store=serves_store)
 
 
 class _Member(LocatedMember):
     """The client is the member's own.  What etcd's client has to say comes in the names that the options have."""
 
     def __init__(
-        self, *arguments: Any, client: EtcdClient, keys: RecordKeys, store_in_etcd: bool, **options: Any
+        self, *arguments: Any, client: EtcdClient, keys: RecordKeys, serves_store: bool, **options: Any
     ) -> None:
-        self._client = client
-        self._keys = keys
-        self.serves_store = not store_in_etcd
+        self._client, self._keys, self.serves_store = client, keys, serves_store
         super().__init__(*arguments, **options)
 
     def join(self, timeout_s: float) -> Placed:
-        with _in_options():
+        with in_option_names():
             return super().join(timeout_s)
 
     def close_run(self) -> None:
-        with _in_options():
+        with in_option_names():
             super().close_run()
 
     def why_waiting(self) -> str:
@@ -132,14 +105,6 @@ class _Member(LocatedMember):
         in_time = super()._let_go(deadline)
         self._client.close()
         return in_time
-
-
-@contextmanager
-def _in_options() -> Iterator[None]:
-    try:
-        yield
-    except (RendezvousConnectionError, RendezvousTimeoutError) as exc:
-        raise type(exc)(in_options(str(exc))) from exc.__cause__
 
 
 ETCD_V3 = MemberBackend("etcd-v3", OPTIONS, create_member, _UNFIT)

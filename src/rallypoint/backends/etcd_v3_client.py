@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rallypoint.backends.options import OptionValues, text
-from rallypoint.errors import RendezvousConnectionError
+from rallypoint.backends.options import Option, OptionValues, text
+from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.etcd_client import EtcdClient, EtcdError, EtcdMissingError, EtcdRefusedError, Tls, User
 
 DEFAULT_ENDPOINT = "localhost:2379"
@@ -44,9 +44,8 @@ def open_client(endpoint: str | None, options: OptionValues, *, timeout_s: float
             "username and password_file."
         )
     try:
-        return EtcdClient(
-            _WITH_TLS.sub("https://", places), tls=_tls(options), user=_user(options), timeout_s=timeout_s
-        )
+        members = _WITH_TLS.sub("https://", places)
+        return EtcdClient(members, tls=_tls(options), user=_user(options), timeout_s=timeout_s)
     except EtcdMissingError as exc:
         raise ValueError(in_options(str(exc))) from exc
     except EtcdRefusedError as exc:
@@ -61,31 +60,27 @@ def in_options(words: str) -> str:
 
 
 @contextmanager
-def in_rendezvous_words() -> Iterator[None]:
-    """What goes wrong with etcd becomes an error of the rendezvous."""
+def in_option_names() -> Iterator[None]:
+    """What goes wrong with etcd becomes an error of the rendezvous, in the names that the options have."""
     try:
         yield
     except EtcdError as exc:
         raise RendezvousConnectionError(in_options(str(exc))) from exc
+    except (RendezvousConnectionError, RendezvousTimeoutError) as exc:
+        raise type(exc)(in_options(str(exc))) from exc.__cause__
 
 
 def _tls(options: OptionValues) -> Tls | None:
     ca, cert, key = options[CACERT], options[CERT], options[KEY]
-    if (cert is None) != (key is None):
-        given, missing = ("cert", "key") if key is None else ("key", "cert")
-        raise ValueError(
-            f"The option {given!r} is given and {missing!r} is not: a certificate and its key go together."
-        )
+    _refuse_half(options, CERT, KEY, "a certificate and its key go together")
     return Tls(ca, cert, key) if ca or cert else None
 
 
 def _user(options: OptionValues) -> User | None:
     name, path = options[USERNAME], options[PASSWORD_FILE]
-    if name is None and path is None:
-        return None
+    _refuse_half(options, USERNAME, PASSWORD_FILE, "etcd wants both, or neither")
     if name is None or path is None:
-        given, missing = ("username", "password_file") if path is None else ("password_file", "username")
-        raise ValueError(f"The option {given!r} is given and {missing!r} is not: etcd wants both, or neither.")
+        return None
     try:
         password = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeError) as exc:
@@ -96,3 +91,10 @@ def _user(options: OptionValues) -> User | None:
             f"The password_file {path!r} is empty: it should hold the password of {name!r} and nothing else."
         )
     return User(name, password)
+
+
+def _refuse_half(options: OptionValues, one: Option[str | None], other: Option[str | None], why: str) -> None:
+    """Refuse one of two options that go together."""
+    if (options[one] is None) != (options[other] is None):
+        given, missing = (one, other) if options[other] is None else (other, one)
+        raise ValueError(f"The option {given.name!r} is given and {missing.name!r} is not: {why}.")

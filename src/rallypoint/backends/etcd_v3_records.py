@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.backends.etcd_v3_client import OPTIONS, PREFIX, in_rendezvous_words, open_client
+from rallypoint.backends.etcd_v3_client import OPTIONS, PREFIX, in_option_names, open_client
 from rallypoint.backends.options import read_options
 from rallypoint.client.admin_client import NotDoneError
 from rallypoint.etcd_client import EtcdClient
@@ -16,13 +16,12 @@ class EtcdRecords:
 
     def __init__(self, client: EtcdClient, prefix: str) -> None:
         self.where = f"etcd://{','.join(client.endpoints)}{prefix}"
-        self._client = client
-        self._prefix = prefix
+        self._client, self._prefix = client, prefix
 
     def names(self) -> list[str]:
         """The ids of the runs that have a record."""
         keys = RecordKeys(self._prefix, "")
-        with in_rendezvous_words():
+        with in_option_names():
             pages = self._client.pages(keys.runs, prefix=True, keys_only=True)
             found = [keys.run_id_of(kv.key) for page in pages for kv in page.kvs]
         return [run_id for run_id in found if run_id is not None]
@@ -30,7 +29,7 @@ class EtcdRecords:
     def read(self, run_id: str) -> bytes | None:
         """A run's record; None where it has none.  A NotDoneError where there is a run of version 0.1."""
         keys = RecordKeys(self._prefix, run_id)
-        with in_rendezvous_words():
+        with in_option_names():
             found = self._client.get(keys.record)
             is_old = found is None and any(self._client.get(key) for key in (keys.old_leader, keys.old_board))
         if is_old:

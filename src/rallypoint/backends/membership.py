@@ -7,27 +7,18 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.backends.options import (
-    Option,
-    OptionValues,
-    check_bounds,
-    check_run_id,
-    choice,
-    flag,
-    number,
-    ports,
-    read_options,
-    seconds,
-    text,
-)
+from rallypoint.backends import options as kinds
+from rallypoint.backends.options import Option, OptionValues, choice, number, seconds, text
+from rallypoint.client.background import run_in_thread
 from rallypoint.client.identity import this_node
 from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve, serve_here
 from rallypoint.location.elected import ElectedLocator
-from rallypoint.location.election_driver import ElectionDriver
+from rallypoint.location.election_driver import Candidacy
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.register import Register
+from rallypoint.location.registers.backend import Backend, BackendRegister
 from rallypoint.messages.types import Bounds, Node, OnGiveUp, Role, Settings
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
@@ -48,9 +39,9 @@ ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the r
 NAME = text("node_name", "", "what this node is called; by default its host name")
 
 AUTO, OURS, TORCH, ETCD = "auto", "rallypoint", "torch", "etcd"
-STORE = choice(
-    "store", (AUTO, TORCH, OURS), AUTO, "whose server a round's store gets: torch's, ours, or torch's under torchrun"
-)
+_WHOSE = "whose server a round's store gets: torch's, ours, or torch's under torchrun"
+STORE = choice("store", (AUTO, TORCH, OURS), AUTO, _WHOSE)
+STORE_OR_ETCD = choice("store", (AUTO, TORCH, OURS, ETCD), AUTO, f"{_WHOSE}; etcd keeps it in etcd, with no server")
 
 CALL_S = 5.0
 """How long one call of a register's medium is tried at most; then what is wrong is said, and it is tried anew."""
@@ -61,23 +52,14 @@ KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", None, "PyTorch's name for h
 KEEP_ALIVE_ATTEMPTS = number(
     "keep_alive_max_attempt", None, "times keep_alive_interval: the heartbeat_timeout", at_least=1
 )
-IS_HOST = flag("is_host", None, "whether this process serves the endpoint")
-SERVER_PORT = ports("server_port", "the port on which this process serves when it is elected")
+IS_HOST = kinds.flag("is_host", None, "whether this process serves the endpoint")
+SERVER_PORT = kinds.ports("server_port", "the port on which this process serves when it is elected")
 
 HEARTBEATS: tuple[Option[Any], ...] = (HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_ATTEMPTS)
 TIMES: tuple[Option[Any], ...] = (JOIN_TIMEOUT, LAST_CALL, CLOSE_TIMEOUT, READ_TIMEOUT)
-CHOICES: tuple[Option[Any], ...] = (
-    OUTAGE_GRACE,
-    REGROUP_TIMEOUT,
-    ADMIT_DELAY,
-    RANK,
-    TOPOLOGY,
-    ROLE,
-    ON_GIVE_UP,
-    NAME,
-    STORE,
-)
-"""Between the two stands how a backend tells that a node is gone."""
+_OF_THE_NODE: tuple[Option[Any], ...] = (RANK, TOPOLOGY, ROLE, ON_GIVE_UP, NAME)
+ELECTED: tuple[Option[Any], ...] = (*TIMES, *HEARTBEATS, SERVER_PORT)
+CHOICES: tuple[Option[Any], ...] = (OUTAGE_GRACE, REGROUP_TIMEOUT, ADMIT_DELAY, *_OF_THE_NODE, STORE)
 
 
 class MemberRequest(msgspec.Struct, frozen=True):
@@ -106,73 +88,33 @@ class MemberRequest(msgspec.Struct, frozen=True):
 
     def member(self, locator: Locator, kind: Callable[..., Member] = LocatedMember, **more: Any) -> Member:
         """A membership through the server that a locator finds."""
-        return kind(
-            locator,
-            self.run_id,
-            self.bounds,
-            self.settings,
-            self.node,
-            call_s=self.options[READ_TIMEOUT],
-            close_s=self.options[CLOSE_TIMEOUT],
-            serve_store=self.serve_store,
-            **more,
-        )
+        more |= {"call_s": self.options[READ_TIMEOUT], "close_s": self.options[CLOSE_TIMEOUT]}
+        node, serve = self.node, self.serve_store
+        return kind(locator, self.run_id, self.bounds, self.settings, node, serve_store=serve, **more)
 
     def elected(
         self,
         open_register: Callable[[Callable[[], bool]], Register],
         where: str,
         *key: Hashable,
-        address: str,
+        find_address: Callable[[], str],
         rest_s: float | None = None,
         is_host: bool | None = None,
     ) -> ElectedLocator:
-        """Finds the elected server of the run, as `elected_locator` does."""
-        return elected_locator(
-            self.run_id,
-            open_register,
-            self.settings,
-            where=where,
-            key=(where, *key),
-            address=address,
-            ports=self.options[SERVER_PORT],
-            rest_s=rest_s,
-            is_host=is_host,
-            trains=self.trains,
-        )
+        """Finds the elected server of the run; nodes of this process share an election if the keys are the same."""
+        address = self.node.address or run_in_thread(find_address)
+        taking_part = (address, self.options[SERVER_PORT], rest_s, is_host, self.trains)
+        return ElectedLocator(where, (where, *key), Candidacy(self.run_id, open_register, self.settings, *taking_part))
 
+    def by_document(
+        self, open_document: Callable[[], Backend], where: str, *key: Hashable, find_address: Callable[[], str]
+    ) -> Member:
+        """A membership through the elected server that a document names."""
 
-def elected_locator(
-    run_id: str,
-    open_register: Callable[[Callable[[], bool]], Register],
-    settings: Settings,
-    *,
-    where: str,
-    key: tuple[Hashable, ...],
-    address: str,
-    ports: tuple[int, ...],
-    rest_s: float | None,
-    is_host: bool | None = None,
-    trains: bool = False,
-) -> ElectedLocator:
-    """Finds the elected server of a run; nodes of this process with the same key, run and address share an election.
+        def open_register(serves_on: Callable[[], bool]) -> BackendRegister:
+            return BackendRegister(open_document, owned=True)
 
-    `where` is the medium in words.  `rest_s` is how long the claim's beat may rest there; None: for the heartbeat time-out.
-    """
-
-    def start() -> ElectionDriver:
-        return ElectionDriver(
-            run_id,
-            open_register,
-            address=address,
-            ports=ports,
-            rest_s=rest_s or settings.heartbeat_timeout_s,
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
-            is_host=is_host,
-            trains=trains,
-        )
-
-    return ElectedLocator((*key, run_id, address, ports), where, start)
+        return self.member(self.elected(open_register, where, *key, find_address=find_address))
 
 
 class MemberBackend(msgspec.Struct, frozen=True):
@@ -202,34 +144,22 @@ class MemberBackend(msgspec.Struct, frozen=True):
 
         Under torch, torch serves the stores unless the options say otherwise.
         """
-        check_run_id(run_id)
-        check_bounds(min_nodes, max_nodes)
+        kinds.check_run_id(run_id)
+        kinds.check_bounds(min_nodes, max_nodes)
         for name, instead in self.unfit.items():
             if config.get(name) is not None:
                 raise ValueError(f"The backend {self.name!r} has no option {name!r}: {instead}.")
-        options = read_options(self.name, config, self.options)
-        request = MemberRequest(
-            endpoint,
-            run_id,
-            Bounds(min_nodes, max_nodes),
-            settings_from(options),
-            node_from(local_addr, options),
-            store_server(options[STORE], under_torch=under_torch),
-            options,
-            trains,
-        )
+        options = kinds.read_options(self.name, config, self.options)
+        bounds, settings, node = Bounds(min_nodes, max_nodes), settings_from(options), node_from(local_addr, options)
+        serve = store_server(options[STORE], under_torch=under_torch)
+        request = MemberRequest(endpoint, run_id, bounds, settings, node, serve, options, trains)
         return self.create(request), options[JOIN_TIMEOUT]
 
 
 def node_from(local_addr: str | None, options: OptionValues) -> Node:
-    """This process as a node, with what it wishes."""
-    return this_node(
-        options[NAME],
-        address=local_addr or "",
-        wanted_rank=options[RANK],
-        topology=options[TOPOLOGY],
-        role=Role(options[ROLE]),
-    )
+    """This process as a node, with what it asks for."""
+    name, rank, topology, role = options[NAME], options[RANK], options[TOPOLOGY], Role(options[ROLE])
+    return this_node(name, address=local_addr or "", wanted_rank=rank, topology=topology, role=role)
 
 
 def settings_from(options: OptionValues) -> Settings:

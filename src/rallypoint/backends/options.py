@@ -1,15 +1,12 @@
 """The options of a backend: declared once in a table, read from the configuration into typed values.
 
     JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long to wait for the other nodes")
-    ROLE = choice("role", ("member", "spare"), "member", "whether this node is in the world or stands by")
-
-    options = read_options("rallypoint", params.config, (JOIN_TIMEOUT, ROLE))
+    options = read_options("rallypoint", params.config, (JOIN_TIMEOUT,))
     options[JOIN_TIMEOUT]  # a float
-    ROLE in options  # whether it was given
+    JOIN_TIMEOUT in options  # whether it was given
 
-Values come from a command line as text, or from a program as numbers and truths; both are read. An option that is
-None counts as not given. What is unknown or cannot be read is a ValueError that says what there is. The backends that
-PyTorch has take unknown options with a warning, because PyTorch ignores them.
+Values come from a command line as text, or from a program as numbers and truths; both are read.  An option that is
+None counts as not given.
 """
 
 from __future__ import annotations
@@ -21,28 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-__all__ = [
-    "Option",
-    "OptionValues",
-    "as_bool",
-    "as_int",
-    "check_bounds",
-    "check_run_id",
-    "choice",
-    "did_you_mean",
-    "flag",
-    "number",
-    "ports",
-    "read_options",
-    "seconds",
-    "text",
-]
-
 T = TypeVar("T")
-SecondsDefault = TypeVar("SecondsDefault", float, None)
-IntDefault = TypeVar("IntDefault", int, None)
-BoolDefault = TypeVar("BoolDefault", bool, None)
-TextDefault = TypeVar("TextDefault", str, None)
+Default = TypeVar("Default")
 
 log = logging.getLogger(__name__)
 
@@ -99,22 +76,18 @@ def read_options(
     given: dict[str, object] = {}
     for name, value in config.items():
         option = known.get(name)
-        if option is None:
-            if name in _ALWAYS_THERE:
-                continue
+        if option is not None and value is not None:
+            try:
+                given[name] = option.parse(value)
+            except ValueError:
+                raise ValueError(
+                    f"The option {name!r} of the backend {backend!r} is {value!r}, but should be {option.expected}. "
+                    f"It says {option.help}."
+                ) from None
+        elif option is None and name not in _ALWAYS_THERE:
             if not lenient:
                 raise ValueError(_unknown(backend, name, known))
             log.warning("The backend %r has no option %r, and ignores it.%s", backend, name, did_you_mean(name, known))
-            continue
-        if value is None:
-            continue
-        try:
-            given[name] = option.parse(value)
-        except ValueError:
-            raise ValueError(
-                f"The option {name!r} of the backend {backend!r} is {value!r}, but should be {option.expected}. "
-                f"It says {option.help}."
-            ) from None
     return OptionValues(known.values(), given)
 
 
@@ -126,13 +99,10 @@ def _unknown(backend: str, name: str, known: Mapping[str, Option[Any]]) -> str:
     return f"{refusal}{did_you_mean(name, known)} Its options are:\n  {listing}"
 
 
-# The kinds of options -------------------------------------------------------------------------------------------------
-
-
-def seconds(name: str, default: SecondsDefault, help: str, *, or_zero: bool = False) -> Option[float | SecondsDefault]:
+def seconds(name: str, default: Default, help: str, *, or_zero: bool = False) -> Option[float | Default]:
     """A duration: a finite number above zero, or zero as well where that has a meaning."""
 
-    def parse(value: object) -> float | SecondsDefault:
+    def parse(value: object) -> float | Default:
         duration_s = _as_float(value)
         if not math.isfinite(duration_s) or duration_s < 0 or (duration_s == 0 and not or_zero):
             raise ValueError(value)
@@ -142,10 +112,10 @@ def seconds(name: str, default: SecondsDefault, help: str, *, or_zero: bool = Fa
     return Option(name, default, help, expected, parse)
 
 
-def number(name: str, default: IntDefault, help: str, *, at_least: int | None = None) -> Option[int | IntDefault]:
+def number(name: str, default: Default, help: str, *, at_least: int | None = None) -> Option[int | Default]:
     """A whole number, from `at_least` upwards where that is given."""
 
-    def parse(value: object) -> int | IntDefault:
+    def parse(value: object) -> int | Default:
         whole = as_int(value)
         if at_least is not None and whole < at_least:
             raise ValueError(value)
@@ -155,13 +125,9 @@ def number(name: str, default: IntDefault, help: str, *, at_least: int | None = 
     return Option(name, default, help, expected, parse)
 
 
-def flag(name: str, default: BoolDefault, help: str) -> Option[bool | BoolDefault]:
+def flag(name: str, default: Default, help: str) -> Option[bool | Default]:
     """Yes or no, in the spellings of `as_bool`."""
-
-    def parse(value: object) -> bool | BoolDefault:
-        return as_bool(value)
-
-    return Option(name, default, help, "true or false", parse)
+    return Option(name, default, help, "true or false", as_bool)
 
 
 def ports(name: str, help: str) -> Option[tuple[int, ...]]:
@@ -175,14 +141,13 @@ def ports(name: str, help: str) -> Option[tuple[int, ...]]:
             raise ValueError(value)
         return tuple(range(low, high + 1))
 
-    any_free: tuple[int, ...] = (0,)
-    return Option(name, any_free, help, "a port such as 29500, or a range such as 29500-29510", parse)
+    return Option(name, (0,), help, "a port such as 29500, or a range such as 29500-29510", parse)
 
 
-def text(name: str, default: TextDefault, help: str, *, or_empty: bool = False) -> Option[str | TextDefault]:
+def text(name: str, default: Default, help: str, *, or_empty: bool = False) -> Option[str | Default]:
     """Any text that is not blank; blanks around it do not count.  With `or_empty`, an empty one means the default."""
 
-    def parse(value: object) -> str | TextDefault:
+    def parse(value: object) -> str | Default:
         if or_empty and value == "":
             return default
         if not isinstance(value, str) or not value.strip():
@@ -193,12 +158,12 @@ def text(name: str, default: TextDefault, help: str, *, or_empty: bool = False) 
 
 
 def choice(
-    name: str, choices: Sequence[str], default: TextDefault, help: str, *, exact: bool = False
-) -> Option[str | TextDefault]:
+    name: str, choices: Sequence[str], default: Default, help: str, *, exact: bool = False
+) -> Option[str | Default]:
     """One of a few words, in any case unless it must be `exact`; the value is the word as it was declared."""
     by_word = {word.casefold(): word for word in choices}
 
-    def parse(value: object) -> str | TextDefault:
+    def parse(value: object) -> str | Default:
         word = by_word.get(str(value) if exact else str(value).strip().casefold())
         if word is None:
             raise ValueError(value)
@@ -207,25 +172,17 @@ def choice(
     return Option(name, default, help, f"one of {', '.join(choices)}", parse)
 
 
-# Reading values -------------------------------------------------------------------------------------------------------
-
-
 def as_bool(value: object) -> bool:
     """A truth, 0 or 1, or a word for it (true, t, yes, y, false, f, no, n) in any case; ValueError otherwise."""
-    if isinstance(value, int | str):
-        word = str(int(value) if isinstance(value, bool) else value).casefold()
-        if word in _TRUE:
-            return True
-        if word in _FALSE:
-            return False
-    raise ValueError(value)
+    word = str(int(value) if isinstance(value, bool) else value).casefold()
+    if not isinstance(value, int | str) or word not in _TRUE | _FALSE:
+        raise ValueError(value)
+    return word in _TRUE
 
 
 def as_int(value: object) -> int:
     """A whole number or the text of one; ValueError otherwise, also for a fraction."""
-    if isinstance(value, int | str):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, int | str) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     raise ValueError(value)
 
@@ -245,9 +202,6 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
     nearest = difflib.get_close_matches(name, list(names), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
-
-
-# What every backend is asked with -------------------------------------------------------------------------------------
 
 
 def check_run_id(run_id: str) -> None:

@@ -28,6 +28,8 @@ from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.member_handler import HandlerOnMembership
 from rallypoint.elastic.utils import _failures_recorded, _part_of
 from rallypoint.errors import RendezvousError
+from rallypoint.location.elected import ElectedLocator
+from rallypoint.location.election_driver import Candidacy
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.messages.types import Bounds, Settings
@@ -170,14 +172,16 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         self._settings, self._backend, self._store = settings, backend, store
         given = options or OptionValues(OPTIONS, {})
         run_settings = _run_settings(settings, given)
-        locator = membership.elected_locator(
-            *(settings.run_id, lambda _: BackendRegister(lambda: backend), run_settings),
-            where=f"the backend {backend.name!r}",
-            key=(backend.name, getattr(backend, "place", None) or _Identity(backend)),
+        candidacy = Candidacy(
+            settings.run_id,
+            lambda _: BackendRegister(lambda: backend),
+            run_settings,
             address=local_addr or run_in_thread(lambda: _own_address(store)),
             ports=given[membership.SERVER_PORT],
             rest_s=getattr(backend, "rest_s", None),
         )
+        key = (backend.name, getattr(backend, "place", None) or _Identity(backend))
+        locator = ElectedLocator(f"the backend {backend.name!r}", key, candidacy)
         self._member = LocatedMember(
             *(locator, settings.run_id, Bounds(settings.min_nodes, settings.max_nodes), run_settings),
             membership.node_from(local_addr, given),

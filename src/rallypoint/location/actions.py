@@ -13,11 +13,15 @@ from rallypoint.core.model import EndedIncarnation, Run
 from rallypoint.record import Claim, Record
 
 
-class ReadRecord(msgspec.Struct, frozen=True):
+class Action(msgspec.Struct, frozen=True):
+    """Any of them."""
+
+
+class ReadRecord(Action, frozen=True):
     """Read the register; answered by `read` or `away`."""
 
 
-class WriteRecord(msgspec.Struct, frozen=True):
+class WriteRecord(Action, frozen=True):
     """Write this value where the token is right; answered by `wrote` or `away`."""
 
     record: Record
@@ -25,28 +29,21 @@ class WriteRecord(msgspec.Struct, frozen=True):
     token: Any
 
 
-class Bind(msgspec.Struct, frozen=True):
-    """Bind a port to serve on; answered by `bound`."""
+class Bind(Action, frozen=True):
+    """Bind a port to serve on; answered by `bound` or `not_bound`."""
 
 
-class Unbind(msgspec.Struct, frozen=True):
+class Unbind(Action, frozen=True):
     """The port is not needed."""
 
 
-class Listen(msgspec.Struct, frozen=True):
-    """Call `changed` when the register may have changed since this token; replaces an earlier one."""
-
-    token: Any
-
-
-class Connect(msgspec.Struct, frozen=True):
+class Connect(Action, frozen=True):
     """The nodes of this process are to connect to the server with this claim."""
 
     claim: Claim
-    epoch: int
 
 
-class Serve(msgspec.Struct, frozen=True):
+class Serve(Action, frozen=True):
     """Serve on the port that was bound, from this run on (rule 17f)."""
 
     record: Record
@@ -54,32 +51,29 @@ class Serve(msgspec.Struct, frozen=True):
     run: Run
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class Recorded(Action, frozen=True):
     """What the server wanted to be recorded is: it may be told (rule 17c)."""
 
-    run_id: str
 
-
-class Renewed(msgspec.Struct, frozen=True):
+class Renewed(Action, frozen=True):
     """The claim stood when the register was asked: the server may go on after a pause before that (rule 17e)."""
 
-    run_id: str
     asked_at: float
 
 
-class ClaimedAgain(msgspec.Struct, frozen=True):
+class ClaimedAgain(Action, frozen=True):
     """The claim has a higher epoch now; the server keeps its nodes and memory (rule 17d)."""
 
     epoch: int
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class Doubt(Action, frozen=True):
     """The claim cannot be renewed, for this reason; or it can again, where there is none (rule 17e)."""
 
     why: str
 
 
-class Stop(msgspec.Struct, frozen=True):
+class Stop(Action, frozen=True):
     """Serve no longer: tell the callers, drop what was queued.  `epoch` is the highest that was seen."""
 
     why: str
@@ -87,24 +81,7 @@ class Stop(msgspec.Struct, frozen=True):
     handed_over: bool = False
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(Action, frozen=True):
     """The incarnation that the nodes of this process are in has ended: they need no server to know it (rule 17h)."""
 
     how: EndedIncarnation
-
-
-Action = (
-    ReadRecord
-    | WriteRecord
-    | Bind
-    | Unbind
-    | Listen
-    | Connect
-    | Serve
-    | Recorded
-    | Renewed
-    | ClaimedAgain
-    | Doubt
-    | Stop
-    | Ended
-)

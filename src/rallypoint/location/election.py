@@ -13,22 +13,11 @@ import msgspec
 
 from rallypoint.core.model import EndedIncarnation, Predecessor, Run
 from rallypoint.errors import RendezvousStateError
-from rallypoint.location.actions import (
-    Action,
-    Bind,
-    Connect,
-    Ended,
-    Listen,
-    ReadRecord,
-    Serve,
-    Stop,
-    Unbind,
-    WriteRecord,
-)
-from rallypoint.location.claiming import Claimant, claim_record, delay_s, patience_s
+from rallypoint.location import actions as do
+from rallypoint.location.actions import Action, Connect, ReadRecord, WriteRecord
+from rallypoint.location.claiming import Claimant, SeenClaim, claim_record, delay_s, retry_s, seen, unmet_s
 from rallypoint.location.held_claim import HeldClaim
 from rallypoint.location.register import Entry
-from rallypoint.location.staleness import SeenClaim, seen
 from rallypoint.record import LONGEST_REST_S, SHORTEST_REST_S, Claim, Record, decode, encode, restored
 
 SUSPICIOUS = 0.75
@@ -58,13 +47,10 @@ class Election:
         self.serving: HeldClaim | None = None
         self.why = "the register was not read yet"
         """What is awaited, in words (rule 11)."""
-        self._candidate = candidate
-        self._mint = mint
-        self._chance = chance
+        self._candidate, self._mint, self._chance, self._secret = candidate, mint, chance, secret
         self._rest_s = min(max(rest_s, SHORTEST_REST_S), LONGEST_REST_S)
         self._is_host = is_host
-        self._secret = secret
-        self._looks = False
+        self._looks = self._gone = False
         self._in_flight: Action | None = None
         self._started = 0.0
         self._read_at: float | None = None
@@ -80,9 +66,7 @@ class Election:
         self._delayed: tuple[object, float] = (None, 0.0)
         self._offer: Claim | None = None
         self._over: Record | None = None
-        self._failures = 0
-        self._epoch = 0
-        self._gone = False
+        self._failures = self._epoch = 0
 
     # What the shell tells -----------------------------------------------------------------------------------------
 
@@ -91,16 +75,16 @@ class Election:
         if self._gone:
             return []
         if self.serving is not None:
-            return [Connect(self.serving.claim, self.serving.record.epoch), *self._go(now)]
+            return [Connect(self.serving.claim), *self.tick(now)]
         if not self._looks:
             self._looks, self._read_at, self._failures, self._delayed = True, now, 0, (None, 0.0)
-        return self._go(now)
+        return self.tick(now)
 
     def content(self, now: float) -> list[Action]:
         """The nodes of this process hear their server: nothing is to be found."""
-        if self.serving is None and not isinstance(self._in_flight, (Bind, WriteRecord)):
+        if self.serving is None and not isinstance(self._in_flight, (do.Bind, WriteRecord)):
             self._looks = False
-        return self._go(now)
+        return self.tick(now)
 
     def welcomed(self, claim_id: str, epoch: int, now: float) -> list[Action]:
         """The server with this claim has taken a node of this process in."""
@@ -124,11 +108,7 @@ class Election:
             self._read_at = now
         elif self.serving is not None:
             self.serving.check()
-        return self._go(now)
-
-    def tick(self, now: float) -> list[Action]:
-        """Time passed; due when `wake_at` says so."""
-        return self._go(now)
+        return self.tick(now)
 
     def wake_at(self) -> float | None:
         """When `tick` is due; None while an answer is awaited, or nothing is to be done."""
@@ -157,11 +137,11 @@ class Election:
         """The last node of this process leaves: hand over where this process serves, and claim nothing any more."""
         if self.serving is not None:
             self.serving.hand_over(run)
-            return self._go(now)
+            return self.tick(now)
         self._gone = True
         # A claim that is being written must be removed if it was: that is looked up first.
         self._looks = isinstance(self._in_flight, WriteRecord)
-        return [] if self._looks else [*self._unbind()]
+        return [] if self._looks else self._unbind()
 
     @property
     def is_done(self) -> bool:
@@ -181,7 +161,7 @@ class Election:
         if self.serving is not None:
             return self._serving_did(self.serving.read(entry, record, started, now), now)
         self._entry, self._record, self._failures = entry, record, 0
-        self._epoch = max(self._epoch, record.epoch if record is not None else 0)
+        self._epoch = max(self._epoch, 0 if record is None else record.epoch)
         return self._judge(started, now) if self._looks else []
 
     def wrote(self, entry: Entry | None, now: float) -> list[Action]:
@@ -194,46 +174,47 @@ class Election:
         if entry is not None and self._gone:
             return self._leave_again(wrote.record, entry, now)
         if entry is None or now - started > self._rest_s / 2:
-            return self._go(now)  # after so long the claim may be another's again: read it first
+            return self.tick(now)  # after so long the claim may be another's again: read it first
         return self._serve(wrote.record, entry, now)
 
     def _look_back(self, record: Record | None, now: float) -> list[Action]:
         """This process has left; was its claim written after all?"""
         self._looks = False
-        offer_id = self._offer.id if self._offer is not None else ""
-        if record is not None and record.claim is not None and record.claim.id == offer_id and self._entry is not None:
+        if record is not None and self._is_offered(record.claim) and self._entry is not None:
             return self._leave_again(record, self._entry, now)
-        return [*self._unbind()]
+        return self._unbind()
+
+    def _is_offered(self, claim: Claim | None) -> bool:
+        return self._offer is not None and claim is not None and claim.id == self._offer.id
 
     def _leave_again(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim was written after this process had decided to leave: it is removed before anybody trusts it."""
         self._looks = False
         self.serving = HeldClaim(record, entry, now, self._mint, self._chance)
         self.serving.hand_over(None)
-        return self._go(now)
+        return self.tick(now)
 
     def away(self, why: str, now: float) -> list[Action]:
         """The register could not be reached, or did not answer: a write may have happened."""
         self._in_flight = None
         if self.serving is not None:
-            return self._serving_did(self.serving.away(why, now), now)
+            return self._serving_did(self.serving.away(now), now)
         self._failures += 1
         self.why = f"the register does not tell who serves: {why}"
-        self._read_at = now + min(0.05 * 2.0 ** min(self._failures, 6), 1.0) * (0.5 + self._chance() / 2)
+        self._read_at = now + retry_s(self._failures, self._chance())
         return []
 
     def bound(self, addresses: tuple[str, ...], port: int, now: float) -> list[Action]:
         """This process has bound a port that it can serve on."""
         self._in_flight = None
         self._offer = Claim(f"c{self._mint()}", addresses, port, self._rest_s, self._secret())
-        return self._claim(now) if self._looks else [*self._unbind()]
+        return self._claim(now) if self._looks else self._unbind()
 
     def not_bound(self, why: str, now: float) -> list[Action]:
         """This process cannot serve: it has no port that it may serve on; another one may claim meanwhile."""
-        actions = self.away(why, now)
-        self.why = f"nobody serves this run, and this node cannot: {why}"
-        self._read_at = now + self._poll_s
-        return actions
+        self._in_flight = None
+        self.why, self._read_at = f"nobody serves this run, and this node cannot: {why}", now + self._poll_s
+        return []
 
     # Looking ------------------------------------------------------------------------------------------------------
 
@@ -243,7 +224,8 @@ class Election:
         claim = self._record.claim if self._record is not None else None
         return poll_s if claim is None else min(poll_s, claim.rest_s / 4)
 
-    def _go(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[Action]:
+        """Make the call that is due, if any; `wake_at` says when one is."""
         if self.serving is not None:
             return self._serving_did(self.serving.go(now, busy=self._in_flight is not None), now)
         if self._in_flight is None and self._looks and self._read_at is not None and now >= self._read_at:
@@ -259,28 +241,27 @@ class Election:
         candidate, record = self._candidate(), self._record
         if self._gone:
             return self._look_back(record, now)
-        over = _ending(record, candidate) if record is not None else None
-        if over is not None:
+        if record is not None and (over := _ending(record, candidate)) is not None:
             self._looks = False
-            return [*self._unbind(), Ended(over)]
+            return [*self._unbind(), do.Ended(over)]
         if record is None or record.claim is None:
             return self._may_be_taken(candidate, now)
         claim = record.claim
         self._watched = seen(self._watched, record, self._entry.claim_lives if self._entry else None, started, now)
         if not self._watched.stale:
             self._stale = ("", 0.0)
-        if self._offer is not None and claim.id == self._offer.id:
+        if self._is_offered(claim):
             assert self._entry is not None, "a record was read"
             if now - started > self._rest_s / 2:
                 self._read_at = now
-                return self._go(now)
+                return self.tick(now)
             return self._serve(record, self._entry, now)  # the answer to the write that claimed was lost
         stale = self._watched.stale and not self._answers(candidate, claim, now)
         if stale or self._has_refused(claim, started) or self._in_vain(candidate, record, now):
             return self._may_be_taken(candidate, now)
         self._read_at = now + self._poll_s
         self.why = f"the server at {', '.join(claim.addresses)}, port {claim.port}, is being reached"
-        return [*self._unbind(), Connect(claim, record.epoch), Listen(self._entry and self._entry.token)]
+        return [*self._unbind(), Connect(claim)]
 
     def _answers(self, candidate: Claimant, claim: Claim, now: float) -> bool:
         """Whether a server whose claim is stale still answers, and has had no time yet to renew it (rule 17e)."""
@@ -303,38 +284,36 @@ class Election:
 
     def _in_vain(self, candidate: Claimant, record: Record, now: float) -> bool:
         """Whether a claim that no other process has met was tried for so long that it may be taken (rule 17a)."""
-        patience = patience_s(record, candidate.settings)
+        longest_s = unmet_s(record, candidate.settings)
         claim_id, since = self._failing
         tried = record.claim is not None and record.claim.id == claim_id
         entitled = record.world is None or record.closing is not None or candidate.is_in(record)
-        return patience is not None and tried and entitled and now - since > patience
+        return longest_s is not None and tried and entitled and now - since > longest_s
 
     def _may_be_taken(self, candidate: Claimant, now: float) -> list[Action]:
         """Nobody serves, as far as this process knows: claim, when it is its turn (rule 17b)."""
-        token = self._entry.token if self._entry is not None else None
         if candidate.leaving and not candidate.delivers:
             return self._wait_for_others("this node leaves it", now)
         if self._is_host is False:
             return self._wait_for_others("this node may not", now)
-        if self._delayed[0] != (token,):
+        shown = (self._entry and self._entry.token,)
+        if self._delayed[0] != shown:
             delay = 0.0 if self._is_host else delay_s(candidate, self._record, self._chance())
-            self._delayed = ((token,), now + delay)
+            self._delayed = (shown, now + delay)
         if now < self._delayed[1]:
             self.why, self._read_at = "nobody serves this run: other nodes may claim it first", self._delayed[1]
-            return [Listen(token)]
+            return []
         return self._claim(now)
 
     def _wait_for_others(self, because: str, now: float) -> list[Action]:
         """Nobody seems to serve, and this process will not: what the record names is tried all the same."""
         self.why, self._read_at = f"nobody serves this run, and {because}", now + self._poll_s
-        record, token = self._record, self._entry.token if self._entry is not None else None
-        if record is None or record.claim is None:
-            return [Listen(token)]
-        return [Connect(record.claim, record.epoch), Listen(token)]
+        claim = self._record.claim if self._record is not None else None
+        return [] if claim is None else [Connect(claim)]
 
     def _claim(self, now: float) -> list[Action]:
         if self._offer is None:
-            return self._call(Bind(), now)
+            return self._call(do.Bind(), now)
         candidate = msgspec.structs.replace(self._candidate(), epoch=self._epoch)
         self._over = self._record
         record = claim_record(candidate, self._record, self.run_id, self._offer, self._mint())
@@ -342,24 +321,20 @@ class Election:
 
     def _unbind(self) -> list[Action]:
         """Another process serves: the port that this one has bound is not needed."""
-        if self._offer is None:
-            return []
-        self._offer = None
-        return [Unbind()]
+        offer, self._offer = self._offer, None
+        return [] if offer is None else [do.Unbind()]
 
     # Serving ------------------------------------------------------------------------------------------------------
 
     def _serve(self, record: Record, entry: Entry, now: float) -> list[Action]:
         """The claim is recorded: this process is the server, and recovers what there is (rule 17f)."""
         before, offer = self._over, self._offer
-        assert offer is not None, "who claims has a port"
+        assert offer is not None, "a process that claims has a port"
         old = before.claim if before is not None and before.claim is not None and before.claim.id != offer.id else None
         settings = record.settings
         is_refused = old is not None and self._refused[0] == old.id
-        if old is None or is_refused:
-            hold_s = settings.reconnect_backoff_s
-        else:
-            hold_s = settings.hold_s + READS_AWAITED * self._poll_s
+        all_noticed = old is None or is_refused
+        hold_s = settings.reconnect_backoff_s if all_noticed else settings.hold_s + READS_AWAITED * self._poll_s
         predecessor = None
         if old is not None and record.world is not None and old.ranks:
             silent_from = now if is_refused else self._candidate().heard_at + settings.heartbeat_timeout_s
@@ -368,13 +343,13 @@ class Election:
         self.serving = HeldClaim(record, entry, now, self._mint, self._chance)
         self._epoch, self._looks, self._offer = record.epoch, False, None
         self._failing, self._watched = ("", 0.0), SeenClaim()
-        return [Serve(record, offer, restored(record, now, hold_s, predecessor)), Connect(offer, record.epoch)]
+        return [do.Serve(record, offer, restored(record, now, hold_s, predecessor)), Connect(offer)]
 
     def _serving_did(self, actions: list[Action], now: float) -> list[Action]:
         for action in actions:
             if isinstance(action, (ReadRecord, WriteRecord)):
                 self._in_flight, self._started = action, now
-            elif isinstance(action, Stop):
+            elif isinstance(action, do.Stop):
                 self._epoch = max(self._epoch, action.epoch)
                 self._gone = self._gone or action.handed_over
                 self.serving, self._welcomed = None, ""

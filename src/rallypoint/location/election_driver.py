@@ -13,37 +13,25 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+
+import msgspec
 
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.view import State
 from rallypoint.core.model import Phase, Run
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.location.actions import (
-    Action,
-    Bind,
-    ClaimedAgain,
-    Connect,
-    Doubt,
-    Ended,
-    Listen,
-    ReadRecord,
-    Recorded,
-    Renewed,
-    Serve,
-    Stop,
-    Unbind,
-    WriteRecord,
-)
-from rallypoint.location.call_queue import CallQueue
-from rallypoint.location.change_listener import ChangeListener
+from rallypoint.location import actions as do
+from rallypoint.location.actions import Action, ReadRecord, WriteRecord
 from rallypoint.location.claiming import Claimant
 from rallypoint.location.election import SUSPICIOUS, Election
-from rallypoint.location.places import ranks_of_process
+from rallypoint.location.member import ranks_of_process
 from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
+from rallypoint.location.register_calls import CallQueue, ChangeListener
+from rallypoint.messages.types import Settings
+from rallypoint.record import Claim
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service, mint
@@ -57,32 +45,33 @@ HURRIED_HAND_OVER_S = 0.25
 """The same for a process that has no time left, as after Ctrl-C."""
 
 
-class ElectionDriver:
-    """One election.  On the background loop only, but for `serves_on`.
+class Candidacy(msgspec.Struct, frozen=True):
+    """With what a process takes part in an election.
 
-    `open_register` is given `serves_on`.  `address` is where this process can be reached, `ports` are those that it may
-    serve on, in this order.  `trains` says that the program trains in this process, and would be slow to serve.
+    `open_register` is given a function that says whether the server's loop has run lately.  `address` is where this process
+    can be reached, `ports` are those that it may serve on, in this order.  `rest_s` is how long the claim's beat may rest;
+    None: for the heartbeat time-out.  `trains` says that the program trains in this process, and would be slow to serve.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        open_register: Callable[[Callable[[], bool]], Register],
-        *,
-        address: str,
-        ports: tuple[int, ...] = (0,),
-        rest_s: float,
-        heartbeat_timeout_s: float,
-        is_host: bool | None = None,
-        trains: bool = False,
-    ) -> None:
-        self.run_id = run_id
+    run_id: str
+    open_register: Callable[[Callable[[], bool]], Register]
+    settings: Settings
+    address: str
+    ports: tuple[int, ...] = (0,)
+    rest_s: float | None = None
+    is_host: bool | None = None
+    trains: bool = False
+
+
+class ElectionDriver:
+    """One election.  On the background loop only, but for `serves_on`."""
+
+    def __init__(self, candidacy: Candidacy) -> None:
+        self.run_id = candidacy.run_id
         self.users: list[Seeker] = []
-        self._address = address
-        self._ports = ports
-        self._trains = trains
+        self._candidacy = candidacy
         self._loop = asyncio.get_running_loop()
-        self._register = open_register(self.serves_on)
+        self._register = candidacy.open_register(self.serves_on)
         self._calls = CallQueue(self._loop, "rallypoint-register")
         self._changes = ChangeListener(self._loop, self._register, self._listened)
         self._is_reached = False
@@ -98,20 +87,18 @@ class ElectionDriver:
         self._service: Service | None = None
         self._starting: asyncio.Task[None] | None = None
         self._ran_at = 0.0
-        self._frozen_after_s = heartbeat_timeout_s / 2
         self._target: Target | None = None
-        self._found = asyncio.Event()
-        self._done = asyncio.Event()
-        self._done_or_away = asyncio.Event()
-        self._unneeded = asyncio.Event()
-        self._is_ending = self._is_closed = False
+        self._happened = asyncio.Event()
+        """Set whenever something may have changed that `_until` waits for."""
+        self.is_over = self._is_closed = False
+        """Whether it ends or has ended: the next node of this process needs another one; and whether nothing is done."""
         self._election = Election(
-            run_id,
+            self.run_id,
             self._candidate,
             mint=mint,
             chance=random.random,
-            rest_s=rest_s,
-            is_host=is_host,
+            rest_s=candidacy.rest_s or candidacy.settings.heartbeat_timeout_s,
+            is_host=candidacy.is_host,
             secret=lambda: secrets.token_hex(16),
         )
 
@@ -122,17 +109,16 @@ class ElectionDriver:
         if seeker not in self.users:
             self.users.append(seeker)
         self._do(self._election.look(time.monotonic()))
-        if not self._found.is_set():
+        if self._target is None:
             # No server is known: until one is, the node waits with the election's reason (rule 11).
             seeker.session.ended(time.monotonic())
-        await self._found.wait()
+            await self._until(lambda: self._target is not None)
         assert self._target is not None, "it was found"
         return self._target
 
     def welcomed(self, seeker: Seeker, target: Target) -> None:
         """The server there has taken a node in."""
-        epoch = seeker.session.serving.epoch
-        self._do(self._election.welcomed(target.claim_id, epoch, time.monotonic()))
+        self._do(self._election.welcomed(target.claim_id, seeker.session.serving.epoch, time.monotonic()))
 
     def failed(self, target: Target, *, refused: bool) -> None:
         """A connection there could not be made, or ended."""
@@ -166,44 +152,49 @@ class ElectionDriver:
         if seeker in self.users and len(self.users) > 1:
             self.users.remove(seeker)
             return True
-        self._is_ending = True
-        if seeker.session.view.state in (State.FINISHED, State.CLOSED) and not self._may_go():
-            self._unneeded.clear()
-            await _within(self._unneeded.wait(), timeout_s)
-        self._done_or_away.clear()
-        self._hand_over()
+        self.is_over = True
+        if seeker.session.view.state in (State.FINISHED, State.CLOSED):
+            await self._until(self._may_go, timeout_s)
+        self._do(self._election.leave(self._run, time.monotonic()))
         # Where the register is away there is nothing to be waited for: the others will find this address refused.
-        if self._is_reached:
-            await _within(self._done_or_away.wait(), max(deadline - time.monotonic(), at_least_s))
-        handed_over = await _within(self._done.wait(), at_least_s)
+        left_s = max(deadline - time.monotonic(), at_least_s)
+        await self._until(lambda: self._election.is_done or not self._is_reached, left_s)
+        handed_over = await self._until(lambda: self._election.is_done, at_least_s)
         if seeker in self.users:
             self.users.remove(seeker)
         await self._close()
         return handed_over
 
     async def abandon(self, seeker: Seeker) -> None:
-        """A node is gone without a word; with the last one of this process the claim is left behind."""
+        """A node is gone and told nobody; with the last one of this process the claim is left behind."""
         if seeker in self.users:
             self.users.remove(seeker)
         if not self.users:
-            self._is_ending = True
+            self.is_over = True
             await self._close()
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until something holds; False where the time was up before."""
+
+        async def wait() -> None:
+            while not holds():
+                self._happened.clear()
+                await self._happened.wait()
+
+        try:
+            await asyncio.wait_for(wait(), timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            return holds()
+        return True
 
     @property
     def hosts_medium(self) -> bool:
         """Whether the register's medium lives in this process, and no other node of it is left to keep it."""
         return bool(self._register.is_hosted_here) and len(self.users) < 2
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it ends or has ended: the next node of this process needs another one."""
-        return self._is_ending
-
     def serves_on(self) -> bool:
         """Whether the loop has run lately; from any thread (rule 17e)."""
-        return time.monotonic() - self._ran_at < self._frozen_after_s
-
-    # Inside -------------------------------------------------------------------------------------------------------
+        return time.monotonic() - self._ran_at < self._candidacy.settings.heartbeat_timeout_s / 2
 
     def _hears(self, seeker: Seeker, now: float) -> bool:
         """Whether a node hears a server that is sure of its claim."""
@@ -214,12 +205,11 @@ class ElectionDriver:
     def _candidate(self) -> Claimant:
         """What this process knows of its own nodes."""
         sessions = [user.session for user in self.users]
-        first = sessions[0]
         seal_id, ranks = ranks_of_process(sessions)
         newest = max(sessions, key=lambda session: session.view.round_seen).view
         return Claimant(
-            bounds=first.view.bounds,
-            settings=first.view.settings,
+            bounds=sessions[0].view.bounds,
+            settings=sessions[0].view.settings,
             incarnation=newest.incarnation,
             round=newest.round_seen,
             seal_id=seal_id,
@@ -227,7 +217,7 @@ class ElectionDriver:
             # One that knows that the run is closed has no use for a server either.
             leaving=all(session.has_left or session.view.state is State.CLOSED for session in sessions),
             delivers=not all(session.is_heard for session in sessions),
-            trains=self._trains,
+            trains=self._candidacy.trains,
             heard_at=max(session.answered_at for session in sessions),
             hosts=self._register.is_hosted_here,
         )
@@ -240,72 +230,58 @@ class ElectionDriver:
                 self._perform(action)
         except Exception:  # a mistake of our own must not end the election of a run that goes on
             log.exception("run %r: what the election decided was not done", self.run_id)
-        if self._election.is_done:
-            self._done.set()
-            self._done_or_away.set()
+        self._happened.set()
         self._listen()
         self._plan()
 
     def _perform(self, action: Action) -> None:
-        now = time.monotonic()
-        if isinstance(action, (ReadRecord, WriteRecord)):
-            self._call(action)
-        elif isinstance(action, Bind):
+        if isinstance(action, ReadRecord):
+            self._calls.call(self._register.read, partial(self._answered, action))
+        elif isinstance(action, WriteRecord):
+            write = partial(self._register.write, action.value, action.token)
+            self._calls.call(write, partial(self._answered, action))
+        elif isinstance(action, do.Bind):
             # Off the loop, because an address may be a name, and name services take their time.
-            self._calls.call(lambda: listen_on_first(self._address, self._ports), self._bound)
-        elif isinstance(action, Unbind):
+            self._calls.call(lambda: listen_on_first(self._candidacy.address, self._candidacy.ports), self._bound)
+        elif isinstance(action, do.Unbind):
             self._unbind()
-        elif isinstance(action, Connect):
-            claim = action.claim
-            self._go_to(Target(claim.addresses, claim.port, claim.secret, claim.id))
-        elif isinstance(action, Serve):
+        elif isinstance(action, do.Connect):
+            self._go_to(action.claim)
+        elif isinstance(action, do.Serve):
             self._serve(action)
-        elif isinstance(action, Stop):
+        elif isinstance(action, do.Stop):
             self._stop(action)
-        elif isinstance(action, Ended):
+        elif isinstance(action, do.Ended):
             for user in self.users:
                 user.tell_ended(action.how)
-        elif isinstance(action, Listen):
-            self._token = action.token
         elif self._service is not None:
-            coordinator = self._service.coordinator
-            if isinstance(action, Recorded):
-                self._service.recorded(action.run_id)
-            elif isinstance(action, Renewed):
-                self._service.perform(coordinator.renewed(action.run_id, action.asked_at, now))
-            elif isinstance(action, Doubt):
-                log.warning("run %r: %s", self.run_id, action.why or "the claim is renewed, and nothing is in doubt")
-                self._service.perform(coordinator.set_doubt(action.why, now))
-            else:
-                assert isinstance(action, ClaimedAgain), f"{action!r} is done"
-                log.info("run %r: claimed again, with epoch %d", self.run_id, action.epoch)
-                coordinator.claimed_again(action.epoch)
+            self._tell_server(self._service, action)
+
+    def _tell_server(self, service: Service, action: Action) -> None:
+        now, coordinator = time.monotonic(), service.coordinator
+        if isinstance(action, do.Recorded):
+            service.recorded(self.run_id)
+        elif isinstance(action, do.Renewed):
+            service.perform(coordinator.renewed(self.run_id, action.asked_at, now))
+        elif isinstance(action, do.Doubt):
+            log.warning("run %r: %s", self.run_id, action.why or "the claim is renewed, and nothing is in doubt")
+            service.perform(coordinator.set_doubt(action.why, now))
+        else:
+            assert isinstance(action, do.ClaimedAgain), f"{action!r} is done"
+            log.info("run %r: claimed again, with epoch %d", self.run_id, action.epoch)
+            coordinator.claimed_again(action.epoch)
 
     def _plan(self) -> None:
         due = self._election.wake_at()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if due is not None and due != float("inf"):
-            self._timer = self._loop.call_at(max(due, time.monotonic() + 0.001), self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._do(self._election.tick(time.monotonic()))
+            soonest = time.monotonic() + 0.001
+            self._timer = self._loop.call_at(max(due, soonest), lambda: self._do(self._election.tick(time.monotonic())))
 
     # The register -------------------------------------------------------------------------------------------------
 
-    def _call(self, call: ReadRecord | WriteRecord) -> None:
-        register = self._register
-        if isinstance(call, ReadRecord):
-            self._calls.call(register.read, lambda entry, problem: self._answered(call, entry, problem))
-        else:
-            value, token = call.value, call.token
-            self._calls.call(
-                lambda: register.write(value, token), lambda entry, problem: self._answered(call, entry, problem)
-            )
-
-    def _answered(self, call: ReadRecord | WriteRecord, entry: Entry | None, problem: Exception | None) -> None:
+    def _answered(self, call: Action, entry: Entry | None, problem: Exception | None) -> None:
         if self._is_closed:
             return
         now, election = time.monotonic(), self._election
@@ -317,16 +293,12 @@ class ElectionDriver:
             if isinstance(problem, RegisterRefusedError):
                 for user in self.users:
                     user.refuse(problem.problem)
-            self._done_or_away.set()
             self._do(election.away(self._refusal, now))
             return
-        if entry is not None:
-            self._token = entry.token
-        if isinstance(call, ReadRecord):
-            self._token = entry.token if entry is not None else None
-            self._do(election.read(entry, now))
-        else:
-            self._do(election.wrote(entry, now))
+        is_read = isinstance(call, ReadRecord)
+        if entry is not None or is_read:
+            self._token = entry and entry.token
+        self._do(election.read(entry, now) if is_read else election.wrote(entry, now))
         self._look_at_change()
 
     def _listen(self) -> None:
@@ -350,29 +322,24 @@ class ElectionDriver:
         if token != self._token:
             self._do(self._election.changed(time.monotonic()))
 
-    # Connecting ---------------------------------------------------------------------------------------------------
-
-    def _go_to(self, target: Target) -> None:
-        before, self._target = self._target, target
-        self._found.set()
-        if before is not None and before.claim_id != target.claim_id:
+    def _go_to(self, claim: Claim) -> None:
+        before, self._target = self._target, Target(claim.addresses, claim.port, claim.secret, claim.id)
+        if before is not None and before.claim_id != claim.id:
             for user in self.users:
                 user.move()
 
     # Serving ------------------------------------------------------------------------------------------------------
 
     def _bound(self, listener: socket.socket | None, problem: Exception | None) -> None:
-        now = time.monotonic()
-        if self._is_closed:
-            if listener is not None:
-                listener.close()
-        elif listener is None:
-            why = f"it cannot listen on {self._address}, port {ports_in_words(self._ports)}: {problem}"
+        now, address = time.monotonic(), self._candidacy.address
+        if listener is None:
+            why = f"it cannot listen on {address}, port {ports_in_words(self._candidacy.ports)}: {problem}"
             self._do(self._election.not_bound(why, now))
+        elif self._is_closed:
+            listener.close()
         else:
             self._listener = listener
-            port: int = listener.getsockname()[1]
-            self._do(self._election.bound((self._address,), port, now))
+            self._do(self._election.bound((address,), listener.getsockname()[1], now))
 
     def _unbind(self) -> None:
         if self._listener is not None:
@@ -380,9 +347,9 @@ class ElectionDriver:
             self._listener = None
         self._calls.call(self._register.resign, _ignore)
 
-    def _serve(self, serve: Serve) -> None:
+    def _serve(self, serve: do.Serve) -> None:
         listener, self._listener = self._listener, None
-        assert listener is not None, "who claims has a port"
+        assert listener is not None, "a process that claims has a port"
         claim = serve.claim
         log.info("run %r: this process serves from now on, at %s:%d", self.run_id, claim.addresses[0], claim.port)
         self._ran_at = time.monotonic()
@@ -419,39 +386,31 @@ class ElectionDriver:
             serving.renew(now)
         if effects.records or effects.epochs_heard or effects.deserted or is_new or must_renew:
             self._do(self._election.tick(now))
-        if self._may_go():
-            self._unneeded.set()
+        self._happened.set()
 
     def _may_go(self) -> bool:
-        """Whether nobody needs this process to serve: no node is connected, or the record tells them that the run is closed.
-
-        A record that ends with this process tells nobody.
-        """
-        service = self._service
-        if service is None or not service.coordinator.is_attended:
+        """Whether no node is connected, or they find in the record, which outlives this process, that the run is closed."""
+        service, run = self._service, self._run
+        if service is None or run is None or not service.coordinator.is_attended:
             return True
-        return self._run(service).phase is Phase.CLOSED and not self.hosts_medium
+        return run.phase is Phase.CLOSED and not self.hosts_medium
 
-    def _run(self, service: Service) -> Run:
-        return service.coordinator.runs.known[self.run_id].run
+    @property
+    def _run(self) -> Run | None:
+        return None if self._service is None else self._service.coordinator.runs.known[self.run_id].run
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: do.Stop) -> None:
         log.info("run %r: this process serves no longer: %s", self.run_id, stop.why)
         service, self._service = self._service, None
         if service is not None:
             service.perform(service.coordinator.step_down(stop.why))
             self._loop.create_task(self._end_service(service))
-        self._unneeded.set()
         self._calls.call(self._register.resign, _ignore)
 
     async def _end_service(self, service: Service) -> None:
         if self._starting is not None:
             await self._starting
         await service.stop()
-
-    def _hand_over(self) -> None:
-        run = None if self._service is None else self._run(self._service)
-        self._do(self._election.leave(run, time.monotonic()))
 
     async def _close(self) -> None:
         self._is_closed = True
@@ -471,11 +430,3 @@ def _ignore(result: object, problem: Exception | None) -> None:
     """What is let go of in vain expires by itself."""
     if problem is not None:
         log.debug("not let go of: %s", problem)
-
-
-async def _within(what: Coroutine[Any, Any, Any], timeout_s: float) -> bool:
-    try:
-        await asyncio.wait_for(what, timeout_s)
-    except (TimeoutError, asyncio.TimeoutError):
-        return False
-    return True

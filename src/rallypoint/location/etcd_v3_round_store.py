@@ -23,17 +23,15 @@ class EtcdV3RoundStore(RoundStore):
     def __init__(
         self, client: EtcdClient, keys: RecordKeys, member: Member, placed: Placed, timeout: timedelta
     ) -> None:
-        self._client = client
-        self._keys = keys
+        self._client, self._keys = client, keys
         super().__init__(member, placed, timeout)
 
     def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         try:
             return self._open_twin(timeout)
-        except EtcdForkError as exc:
-            raise StoreForkError(f"{self._title} cannot be opened: {exc}") from exc
         except EtcdError as exc:
-            raise StoreError(f"{self._title} cannot be opened: {exc}") from exc
+            kind = StoreForkError if isinstance(exc, EtcdForkError) else StoreError
+            raise kind(f"{self._title} cannot be opened: {exc}") from exc
 
     def _open_twin(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         # A client of its own, so that closing it ends the waits of this connection and of no other.

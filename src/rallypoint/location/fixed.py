@@ -11,16 +11,17 @@ import asyncio
 import logging
 import socket
 from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 
 from rallypoint.client.background import background, run_in_thread
 from rallypoint.client.identity import process_token
-from rallypoint.client.locator import Seeker, Target
+from rallypoint.client.locator import Locator, Seeker, Target
 from rallypoint.client.session import Session
 from rallypoint.core.model import Predecessor
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.forks import run_in_children
-from rallypoint.location.places import ranks_of_process
+from rallypoint.location.member import ranks_of_process
 from rallypoint.net import listen
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.service import Service
@@ -34,7 +35,7 @@ _users: defaultdict[_Key, set[FixedLocator]] = defaultdict(set)
 """What this process hosts, and which of its nodes meet at an endpoint; touched on the background loop only."""
 
 
-class FixedLocator:
+class FixedLocator(Locator):
     """The server is at this host and port, and this process serves there if it may and nobody else does.
 
     `is_host` says whether this process may serve the endpoint: True insists on it, False forbids it, None lets it serve
@@ -71,16 +72,13 @@ class FixedLocator:
         return self._target
 
     def where(self) -> str:
-        """The endpoint."""
         return f"{self._target.hosts[0]}:{self._target.port}"
 
     def explain(self, trouble: str) -> str:
-        """What became of the last connection says it all."""
         return trouble
 
     def doubt(self) -> str:
-        """A server at a fixed address has no claim."""
-        return ""
+        return ""  # a server at a fixed address has no claim
 
     def welcomed(self, seeker: Seeker, target: Target) -> None:
         """The address stays as it is, whatever becomes of connections to it."""
@@ -97,7 +95,6 @@ class FixedLocator:
         return self._key in _hosted
 
     async def abandon(self) -> None:
-        """End without waiting for anybody."""
         await self.release(0.0)
 
     async def release(self, timeout_s: float) -> bool:
@@ -118,8 +115,7 @@ class FixedLocator:
         users.discard(self)
         if not users:
             _users.pop(self._key, None)
-            service = _hosted.pop(self._key, None)
-            if service is not None:
+            if (service := _hosted.pop(self._key, None)) is not None:
                 await service.stop()
         return in_time
 
@@ -141,43 +137,32 @@ class FixedLocator:
         return True
 
     def _service(self, key: _Key) -> Service:
-        log.warning(
-            "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run",
-            self.run_id,
-            *key,
+        warning = (
+            "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run"
         )
-        predecessor = _predecessor(self.session) if self.session is not None else None
+        log.warning(warning, self.run_id, *key)
         sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]
+        seal_id, ranks = ranks_of_process(sessions)
+        predecessor = None
+        if self.session is not None and (gone := self.session.server_ranks)[1]:
+            # These ranks went with the process that served before: they are awaited for the reconnect grace only, and
+            # are gone when this process dies, too.
+            predecessor = Predecessor(*gone, self.session.view.settings.reconnect_grace_s)
+            ranks = tuple(sorted({*ranks, *gone[1]})) if gone[0] == seal_id else ranks
         make = partial(
             Coordinator,
             only_run=self.run_id,
             remote_admins=False,
             process=process_token(),
-            own_place=_own_place(sessions, predecessor),
+            own_place=(seal_id, ranks),
             predecessor=predecessor,
         )
         return Service(make)
 
 
-def _predecessor(session: Session) -> Predecessor | None:
-    """The ranks that went with the process that served before; they are awaited for the reconnect grace only."""
-    seal_id, ranks = session.server_ranks
-    return Predecessor(seal_id, ranks, session.view.settings.reconnect_grace_s) if ranks else None
-
-
-def _own_place(sessions: list[Session], predecessor: Predecessor | None) -> tuple[str, tuple[int, ...]]:
-    """The newest world of this process's nodes, and the ranks of it that are gone when this process dies too."""
-    seal_id, ranks = ranks_of_process(sessions)
-    if predecessor is not None and predecessor.seal_id == seal_id:
-        ranks = tuple(sorted({*ranks, *predecessor.ranks}))
-    return seal_id, ranks
-
-
-@run_in_children
-def _forget_hosted() -> None:
-    """A forked child hosts nothing."""
-    _hosted.clear()
-    _users.clear()
+# A forked child hosts nothing.
+run_in_children(_hosted.clear)
+run_in_children(_users.clear)
 
 
 def local_address(host: str) -> str:
@@ -187,10 +172,7 @@ def local_address(host: str) -> str:
     except (OSError, UnicodeError):
         return ""
     for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.bind(address)
-            except OSError:
-                continue
+        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
             return str(probe.getsockname()[0])
     return ""

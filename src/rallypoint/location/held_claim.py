@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
+from msgspec.structs import replace
 
 from rallypoint.core.model import Phase, Run
 from rallypoint.location.actions import Action, ClaimedAgain, Doubt, ReadRecord, Recorded, Renewed, Stop, WriteRecord
-from rallypoint.location.claiming import WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S
+from rallypoint.location.claiming import WITHOUT_RANK_S, WITHOUT_RANK_SPREAD_S, retry_s
 from rallypoint.location.register import Entry
 from rallypoint.messages.types import rank_bitmap, ranks_of
 from rallypoint.record import MOST_RANKS, Record, encode, of
 
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 1.0
 OTHERS_FIRST_S = WITHOUT_RANK_S + WITHOUT_RANK_SPREAD_S
 """How long others may take to claim, once they have noticed that nobody serves (rule 17b)."""
 MOST_EPOCHS = 1_000_000
@@ -31,37 +29,26 @@ class HeldClaim:
     """One life of a server: its claim, and the record as it was last confirmed."""
 
     def __init__(
-        self,
-        record: Record,
-        entry: Entry,
-        now: float,
-        mint: Callable[[], str],
-        chance: Callable[[], float],
+        self, record: Record, entry: Entry, now: float, mint: Callable[[], str], chance: Callable[[], float]
     ) -> None:
         assert record.claim is not None, "a server has a claim"
         self.claim = record.claim
         """As it was last confirmed, also while it is removed."""
         self.record = record
         self.is_in_doubt = False
-        self._token = entry.token
-        self._has_lease = entry.claim_lives is not None
-        self._mint = mint
-        self._chance = chance
+        self._token, self._has_lease = entry.token, entry.claim_lives is not None
+        self._mint, self._chance = mint, chance
         self.renewed_at = now
         """When the register was last asked something whose answer shows this claim."""
-        self._beat_at = now + self.claim.rest_s / 3
+        self._beat_at, self._retry_at = now + self.claim.rest_s / 3, 0.0
         self._wanted: tuple[Run, tuple[int, ...]] | None = None
         self._leaving: Run | None = None
-        self._leaves = False
+        self._leaves = self._must_read = self._met = False
         self._is_relinquishing = False
         """Whether the claim is to be removed, or was, so that others may claim."""
         self._claims_again_at = float("-inf")
-        self._must_read = False
-        self._met = False
         self._awaited_since: float | None = None
-        self._floor = 0
-        self._failures = 0
-        self._retry_at = 0.0
+        self._floor = self._failures = 0
         self._tried: dict[str, Record] = {}
         """What was written since the last write that was confirmed: each may still arrive, or have arrived."""
 
@@ -87,10 +74,7 @@ class HeldClaim:
         self._must_read = True
 
     def renew(self, now: float) -> None:
-        """The server was paused, and answers nobody before it knows that its claim stands; `Renewed` says so (17e).
-
-        What the register was asked before the pause says nothing about that.
-        """
+        """The server was paused, and answers nobody before a later read shows its claim; `Renewed` says so (17e)."""
         self._awaited_since, self._must_read = now, True
 
     def hand_over(self, run: Run | None) -> None:
@@ -132,10 +116,8 @@ class HeldClaim:
         if now >= self.doubt_at():
             self.is_in_doubt = True
             actions.append(Doubt(f"the claim could not be renewed for {now - self.renewed_at:.1f} s"))
-        if not busy and now >= self._retry_at:
-            call = self._next(now)
-            if call is not None:
-                actions.append(call)
+        if not busy and now >= self._retry_at and (call := self._next(now)) is not None:
+            actions.append(call)
         return actions
 
     @property
@@ -147,12 +129,9 @@ class HeldClaim:
             return self._read()
         if self._is_relinquished and not self._leaves:
             return self._read() if now >= self._claims_again_at else None
-        if self._is_relinquishing:
-            return self._write(self._without_claim())
-        if self._wanted is not None:
-            run, ranks = self._wanted
-            return self._write(self._drafted(run, ranks))
-        if self._leaves:
+        if self._wanted is not None and not self._is_relinquishing:
+            return self._write(self._drafted(*self._wanted))
+        if self._is_relinquishing or self._leaves:
             return self._write(self._without_claim())
         if self._is_met_unwritten or (now >= self._beat_at and not self._has_lease):
             return self._write(self._beaten(self.record))
@@ -169,47 +148,44 @@ class HeldClaim:
         return WriteRecord(record, encode(record), self._token)
 
     def _drafted(self, run: Run, ranks: tuple[int, ...]) -> Record:
-        claim = msgspec.structs.replace(self.claim, ranks=ranks[:MOST_RANKS])
+        claim = replace(self.claim, ranks=ranks[:MOST_RANKS])
         drafted = of(run, epoch=self.record.epoch, write_id=self._mint(), claim=claim)
-        return self._beaten(msgspec.structs.replace(drafted, met=self.record.met))
+        return self._beaten(replace(drafted, met=self.record.met))
 
     def _without_claim(self) -> Record:
-        """The record of one who leaves or lets others claim: only what is recorded counts, but a world that broke is said to be broken."""
-        left = msgspec.structs.replace(self.record, claim=None, write_id=self._mint())
+        """The record as it was confirmed, without the claim; where the world broke since, it says so."""
+        left = replace(self.record, claim=None, write_id=self._mint())
         run, world = self._leaving, left.world
         if world is None or run is None or run.phase is not Phase.GATHERING:
             return left
         broken = of(run, epoch=left.epoch, write_id=left.write_id, handing_over=True).world
         if broken is None or broken.seal_id != world.seal_id:
             return left
-        # What was recorded since then counts: only that it is broken, and who is gone, is added.
+        # What was recorded since then counts: only that it is broken, and which ranks are gone, is added.
         finished = set(world.finished_ranks())
         gone = rank_bitmap(rank for rank in ranks_of(broken.gone) if rank not in finished)
-        return msgspec.structs.replace(left, world=msgspec.structs.replace(world, broken=True, gone=gone))
+        return replace(left, world=replace(world, broken=True, gone=gone))
 
     def _beaten(self, record: Record) -> Record:
         assert record.claim is not None, "a server has a claim"
-        claim = msgspec.structs.replace(record.claim, beat=self.claim.beat + 1)
+        claim = replace(record.claim, beat=self.claim.beat + 1)
         met = record.epoch if self._met else record.met
-        return msgspec.structs.replace(record, claim=claim, met=met, write_id=self._mint())
+        return replace(record, claim=claim, met=met, write_id=self._mint())
 
     # What the register answers ------------------------------------------------------------------------------------
 
     def wrote(self, wrote: Record, entry: Entry | None, started: float, now: float) -> list[Action]:
         """A write was answered."""
-        if entry is None:
-            self._must_read = True
-            return self.go(now, busy=False)
-        if entry.claim_lives is False:
-            self._must_read = True  # the lease ended meanwhile: others take the claim for stale
-        return [*self._confirmed(wrote, entry, started, now), *self.go(now, busy=False)]
+        # Another writer was first; or the lease ended meanwhile, and others take the claim for stale.
+        self._must_read = self._must_read or entry is None or entry.claim_lives is False
+        confirmed = [] if entry is None else self._confirmed(wrote, entry, started, now)
+        return [*confirmed, *self.go(now, busy=False)]
 
-    def away(self, why: str, now: float) -> list[Action]:
+    def away(self, now: float) -> list[Action]:
         """Nothing is known: what was written is looked up first."""
         self._must_read = True
         self._failures += 1
-        pause = min(FIRST_RETRY_S * 2.0 ** min(self._failures, 6), LONGEST_RETRY_S)
-        self._retry_at = now + pause * (0.5 + self._chance() / 2)
+        self._retry_at = now + retry_s(self._failures, self._chance())
         return self.go(now, busy=False)
 
     def read(self, entry: Entry | None, shown: Record | None, started: float, now: float) -> list[Action]:
@@ -218,23 +194,20 @@ class HeldClaim:
         if entry is not None and written is not None:
             actions = self._confirmed(written, entry, started, now)
             if written.claim is None:
-                if self._is_relinquished and not self._leaves and now >= self._claims_again_at:
-                    actions.append(self._claim_again(entry, shown))
-                return actions
-            if self._floor > self.record.epoch or entry.claim_lives is False:
-                actions.append(self._claim_again(entry, shown))
-                return actions
-            return [*actions, *self.go(now, busy=False)]
+                must_claim = self._is_relinquished and not self._leaves and now >= self._claims_again_at
+            else:
+                must_claim = self._floor > self.record.epoch or entry.claim_lives is False
+            if must_claim:
+                return [*actions, self._claim_again(entry, shown)]
+            return actions if written.claim is None else [*actions, *self.go(now, busy=False)]
         if shown is not None and self._deposes(shown):
             why = f"another server was elected: epoch {shown.epoch} came after epoch {self.record.epoch}"
             return [Stop(why, shown.epoch, handed_over=self._leaves)]
-        if self._leaves and self._wanted is None and shown is not None and self._is_ours(shown):
-            return self.away("an older record was shown", now)
-        if self._leaves and self._wanted is None:
-            return [
-                Stop("its process leaves, and the register names it no longer", self.record.epoch, handed_over=True)
-            ]
-        return [self._claim_again(entry, shown)]
+        if not self._leaves or self._wanted is not None:
+            return [self._claim_again(entry, shown)]
+        if shown is not None and self._is_ours(shown):
+            return self.away(now)  # an older record was shown
+        return [Stop("its process leaves, and the register names it no longer", self.record.epoch, handed_over=True)]
 
     def _is_ours(self, shown: Record) -> bool:
         return shown.claim is not None and shown.claim.id == self.claim.id
@@ -247,20 +220,16 @@ class HeldClaim:
         if shown.round > self.record.round and not ours:
             return True  # the register forgot the epochs, and others have gone on since
         if shown.world is None and shown.closing is None and shown.round < self.record.round:
-            return (
-                False  # the register forgot, and somebody who knew nothing founded the run anew: nothing came of it yet
-            )
-        known = {self.record.incarnation}
-        if self.record.last is not None:
-            known.add(self.record.last.incarnation)
-        known.update(tried.incarnation for tried in self._tried.values())
-        return shown.incarnation not in known
+            return False  # the register forgot, and the run was founded anew: nothing came of that yet
+        last = self.record.last
+        known = {tried.incarnation for tried in (self.record, *self._tried.values())}
+        return shown.incarnation not in known | ({last.incarnation} if last is not None else set())
 
     def _claim_again(self, entry: Entry | None, shown: Record | None) -> WriteRecord:
         """The register forgot, or shows an older state: the same claim with a higher epoch, by compare-and-set."""
         self._token = entry.token if entry is not None else None
         epoch = 1 + max(self.record.epoch, self._floor, shown.epoch if shown is not None else 0)
-        raised = msgspec.structs.replace(self.record, epoch=epoch, claim=self.claim)
+        raised = replace(self.record, epoch=epoch, claim=self.claim)
         return self._write(self._beaten(raised))
 
     def _confirmed(self, record: Record, entry: Entry, started: float, now: float) -> list[Action]:
@@ -274,8 +243,7 @@ class HeldClaim:
             self._failures = 0
         beaten = record is not self.record or self._has_lease
         was_claimed = self.record.claim is not None
-        self.record, self._token = record, entry.token
-        self._retry_at = 0.0
+        self.record, self._token, self._retry_at = record, entry.token, 0.0
         if record.claim is None and self._is_relinquishing and not self._leaves:
             if was_claimed:
                 self._claims_again_at = now + record.settings.reconnect_backoff_s + OTHERS_FIRST_S
@@ -291,14 +259,14 @@ class HeldClaim:
             actions.append(Doubt(""))
         if self._awaited_since is not None and started >= self._awaited_since and not self._is_relinquishing:
             self._awaited_since = None
-            actions.append(Renewed(record.run_id, started))
+            actions.append(Renewed(started))
         if self._wanted is not None and _records(record, self._wanted[0]):
             self._wanted = None
-            actions.append(Recorded(record.run_id))
+            actions.append(Recorded())
         return actions
 
 
 def _records(record: Record, run: Run) -> bool:
     """Whether a record says of a run all that it has to."""
     said = of(run, epoch=record.epoch, write_id=record.write_id, claim=record.claim)
-    return msgspec.structs.replace(said, met=record.met) == record
+    return replace(said, met=record.met) == record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from rallypoint.client.background import background
 from rallypoint.client.identity import fresh_identity, process_token
@@ -12,8 +13,10 @@ from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import Serve, serve_here
 from rallypoint.client.session import Session
-from rallypoint.client.view import View
+from rallypoint.client.view import State, View
 from rallypoint.messages.types import Bounds, Node, Reason, Settings
+
+_OUT = (State.CLOSED, State.REFUSED, State.FENCED)
 
 
 class LocatedMember(Member):
@@ -39,12 +42,7 @@ class LocatedMember(Member):
             return Link(locator, session, prepare=prepare, reborn=fresh_identity)
 
         super().__init__(
-            run_id,
-            open_link,
-            own_address=bool(node.address),
-            call_s=call_s,
-            close_s=close_s,
-            serve_store=serve_store,
+            run_id, open_link, own_address=bool(node.address), call_s=call_s, close_s=close_s, serve_store=serve_store
         )
         # Connected when it is made: a world is formed by one message of each node and one answer.
         self.link.connect()
@@ -60,7 +58,7 @@ class LocatedMember(Member):
             raise
 
     def stop(self) -> None:
-        """End without a word to anybody."""
+        """End and tell nobody."""
         super().stop()
         locator = self._locator
         background().call(lambda: asyncio.ensure_future(locator.abandon()))
@@ -73,3 +71,13 @@ class LocatedMember(Member):
     def _let_go(self, deadline: float) -> bool:
         """Serve the others for as long as they are connected, where this process serves."""
         return background().run(self._locator.release(max(deadline - time.monotonic(), 0.0)))
+
+
+def ranks_of_process(sessions: Sequence[Session]) -> tuple[str, tuple[int, ...]]:
+    """The seal id of the newest world that nodes of this process are in, and their ranks in it."""
+    worlds = [session.view.world for session in sessions if session.view.state not in _OUT]
+    known = [world for world in worlds if world is not None]
+    if not known:
+        return "", ()
+    seal_id = max(known, key=lambda world: world.round).seal_id
+    return seal_id, tuple(sorted({world.rank for world in known if world.seal_id == seal_id}))

@@ -21,20 +21,15 @@ def status_of(record: Record, trouble: str) -> Status:
 
     Of a run that is not served, nobody is known to be here: it has no nodes, and the sentence has the size of the world.
     """
-    ending = record.closing.ending.value if record.closing is not None else ""
-    line = RunLine(record.run_id, _phase(record).value, record.round, 0, _situation(record, trouble), ending)
+    ending, world = record.closing.ending.value if record.closing is not None else "", record.world
+    phase = Phase.CLOSED if ending else Phase.SEALED if world is not None and not world.broken else Phase.GATHERING
+    line = RunLine(record.run_id, phase.value, record.round, 0, _situation(record, trouble), ending)
     return Status(0, line, str(record.bounds))
 
 
 def unreadable(run_id: str, why: str) -> Status:
     """A run whose record is something else, or damaged."""
     return Status(0, RunLine(run_id, "unreadable", 0, 0, why), "unknown")
-
-
-def _phase(record: Record) -> Phase:
-    if record.closing is not None:
-        return Phase.CLOSED
-    return Phase.SEALED if record.world is not None and not record.world.broken else Phase.GATHERING
 
 
 def _situation(record: Record, trouble: str) -> str:
@@ -62,10 +57,8 @@ def _world(record: Record) -> str:
 
 def _finished(world: RecordedWorld) -> str:
     ranks = list(world.finished_ranks())
-    if not ranks:
-        return ", none of which has finished"
-    if len(ranks) == world.size:
-        return ", all of which have finished"
+    if len(ranks) in (0, world.size):
+        return ", all of which have finished" if ranks else ", none of which has finished"
     return f"; {'rank' if len(ranks) == 1 else 'ranks'} {_stretches(ranks)} {'has' if len(ranks) == 1 else 'have'} finished"
 
 

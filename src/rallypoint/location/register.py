@@ -17,11 +17,7 @@ Token = Any
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A value as a register holds it.
-
-    `claim_lives` says whether the lease of the claim lives, where the medium has leases; None where the beat in the
-    record must tell.
-    """
+    """A value as a register holds it.  `claim_lives`: whether the claim's lease lives; None where the medium has none."""
 
     value: bytes
     token: Token

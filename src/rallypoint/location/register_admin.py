@@ -5,11 +5,8 @@ Where no server answers, `status` and `runs` tell what the record says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from rallypoint.client.admin_client import PATIENCE_S, UNANSWERED, AdminClient, NotDoneError
@@ -18,7 +15,7 @@ from rallypoint.location import record_report
 from rallypoint.protocol import CLOSED, PAGE_SIZE, UNKNOWN_RUN, Runs, Status
 from rallypoint.record import Claim, Record, decode
 
-LISTING_PATIENCE_S = 1.0
+LISTING_S = 1.0
 """How long one server of many is waited for."""
 ASKED_AT_ONCE = 32
 SHORTEST_CONNECT_S = 0.5
@@ -45,34 +42,29 @@ class Records(Protocol):
 class RegisterAdminClient:
     """Asks and administers as `AdminClient` does, and finds the server of each run in a register."""
 
-    def __init__(self, records: Records, patience_s: float = PATIENCE_S) -> None:
-        self.where = records.where
-        self._records = records
-        self._patience_s = patience_s
+    def __init__(self, records: Records) -> None:
+        self.where, self._records = records.where, records
 
     def __enter__(self) -> RegisterAdminClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._records.close()
 
     def runs(self) -> Runs:
         """Which runs there are."""
         names = sorted(self._records.names())
-        statuses = self._statuses(names[:PAGE_SIZE])
-        lines = tuple(status.run for status in statuses if status.run is not None)
+        lines = tuple(status.run for status in self._statuses(names) if status.run is not None)
         gone = min(len(names), PAGE_SIZE) - len(lines)
         return Runs(0, len(names) - gone, lines)
 
     def statuses(self) -> list[Status]:
         """Where every run stands, of the first by name."""
-        return self._statuses(sorted(self._records.names())[:PAGE_SIZE])
+        return self._statuses(sorted(self._records.names()))
 
     def status(self, run_id: str) -> Status:
         """Where a run stands."""
-        return self._status(run_id, self._patience_s)
+        return self._status(run_id, PATIENCE_S)
 
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
@@ -86,33 +78,40 @@ class RegisterAdminClient:
         """Let a node in again that was evicted, by its name or id; what was done."""
         return self._change(run_id, lambda admin: admin.lift(run_id, node), f"open to {node!r}")
 
-    # Inside -------------------------------------------------------------------------------------------------------
-
     def _statuses(self, names: list[str]) -> list[Status]:
-        if not names:
-            return []
-        with ThreadPoolExecutor(min(len(names), ASKED_AT_ONCE), "rallypoint-status") as pool:
-            found = pool.map(self._status_if_any, names)
+        with ThreadPoolExecutor(ASKED_AT_ONCE, "rallypoint-status") as pool:
+            found = pool.map(self._status_if_any, names[:PAGE_SIZE])
             return [status for status in found if status is not None]
 
     def _status_if_any(self, run_id: str) -> Status | None:
         """Where a run stands; None where its record was deleted meanwhile."""
         try:
-            return self._status(run_id, min(self._patience_s, LISTING_PATIENCE_S))
+            return self._status(run_id, LISTING_S)
         except NotDoneError:
             return None
 
-    def _status(self, run_id: str, patience_s: float) -> Status:
+    def _status(self, run_id: str, timeout_s: float) -> Status:
         try:
-            return self._ask(run_id, lambda admin: admin.status(run_id), patience_s)
+            return self._ask(run_id, lambda admin: admin.status(run_id), timeout_s)
         except _NoServerError as exc:
             return record_report.status_of(exc.record, str(exc))
         except RendezvousStateError as exc:
             return record_report.unreadable(run_id, str(exc))
 
     def _change(self, run_id: str, ask: Callable[[AdminClient], T], changed: str) -> T:
+        def ask_once(admin: AdminClient) -> T:
+            # It is not asked for again where the answer is lost: that might change the run twice.
+            try:
+                return ask(admin)
+            except RendezvousConnectionError as exc:
+                raise NotDoneError(
+                    f"it is not known whether run {run_id!r} is {changed}: {exc}; see what `rallypoint status` says, and "
+                    f"ask again if need be",
+                    UNANSWERED,
+                ) from exc
+
         try:
-            return self._ask(run_id, partial(_once, ask, f"run {run_id!r} is {changed}"), self._patience_s)
+            return self._ask(run_id, ask_once, PATIENCE_S)
         except _NoServerError as exc:
             closing = exc.record.closing
             advice = (
@@ -126,19 +125,16 @@ class RegisterAdminClient:
         except RendezvousStateError as exc:
             raise NotDoneError(f"nothing was done to run {run_id!r} at {self.where}: {exc}") from exc
 
-    def _ask(self, run_id: str, ask: Callable[[AdminClient], T], patience_s: float) -> T:
+    def _ask(self, run_id: str, ask: Callable[[AdminClient], T], timeout_s: float, record: Record | None = None) -> T:
         """Ask the server of a run; where it does not answer, the one that a second reading names instead."""
-        first = self._read(run_id)
+        first = record or self._read(run_id)
         try:
-            return _ask_server(first.claim, ask, patience_s)
+            return _ask_server(first.claim, ask, timeout_s)
         except RendezvousConnectionError as exc:
-            second = self._read(run_id)
-            if _is_same(first.claim, second.claim):
-                raise _NoServerError(second, exc) from exc
-        try:
-            return _ask_server(second.claim, ask, patience_s)
-        except RendezvousConnectionError as exc:
-            raise _NoServerError(second, exc) from exc
+            now = record or self._read(run_id)
+            if _server_in(first.claim) == _server_in(now.claim):
+                raise _NoServerError(now, exc) from exc
+        return self._ask(run_id, ask, timeout_s, now)
 
     def _read(self, run_id: str) -> Record:
         data = self._records.read(run_id)
@@ -155,45 +151,27 @@ class _NoServerError(Exception):
         self.record = record
 
 
-def _ask_server(claim: Claim | None, ask: Callable[[AdminClient], T], patience_s: float) -> T:
+def _ask_server(claim: Claim | None, ask: Callable[[AdminClient], T], timeout_s: float) -> T:
+    """Ask a server, at the first of its addresses that leads to it."""
     if claim is None:
         raise RendezvousConnectionError("no process serves this run")
-    with _connect(claim, patience_s) as admin:
-        return ask(admin)
+    connect_s = max(timeout_s / len(claim.addresses), SHORTEST_CONNECT_S)
 
+    def connect(address: str) -> AdminClient | str:
+        try:
+            return AdminClient(address, claim.port, timeout_s, claim.secret, connect_s=connect_s)
+        except RendezvousConnectionError as exc:
+            return str(exc)
 
-def _connect(claim: Claim, patience_s: float) -> AdminClient:
-    """A connection to a server, at the first of its addresses that leads to it."""
-    connect_s = max(patience_s / len(claim.addresses), SHORTEST_CONNECT_S)
     errors: list[str] = []
-    for address in claim.addresses:
-        with _noted(errors):
-            return AdminClient(address, claim.port, patience_s, claim.secret, connect_s=connect_s)
+    for answer in map(connect, claim.addresses):
+        if isinstance(answer, AdminClient):
+            with answer:
+                return ask(answer)
+        errors.append(answer)
     raise RendezvousConnectionError(f"no server answers: {'; '.join(errors)}")
 
 
-@contextmanager
-def _noted(errors: list[str]) -> Iterator[None]:
-    """A server that cannot be reached is noted."""
-    try:
-        yield
-    except RendezvousConnectionError as exc:
-        errors.append(str(exc))
-
-
-def _is_same(one: Claim | None, other: Claim | None) -> bool:
-    """Whether two claims lead to the same server."""
-    if one is None or other is None:
-        return one is other
-    return (one.id, one.addresses, one.port, one.secret) == (other.id, other.addresses, other.port, other.secret)
-
-
-def _once(ask: Callable[[AdminClient], T], changed: str, admin: AdminClient) -> T:
-    """Ask for a change.  It is not asked for again where the answer is lost: that might change the run twice."""
-    try:
-        return ask(admin)
-    except RendezvousConnectionError as exc:
-        raise NotDoneError(
-            f"it is not known whether {changed}: {exc}; see what `rallypoint status` says, and ask again if need be",
-            UNANSWERED,
-        ) from exc
+def _server_in(claim: Claim | None) -> object:
+    """What tells whether two claims lead to the same server."""
+    return claim and (claim.id, claim.addresses, claim.port, claim.secret)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.location.register import Entry, RegisterRefusedError, Token
+from rallypoint.location.register import Entry, Register, RegisterRefusedError, Token
 from rallypoint.record import decode
 from rallypoint.torch_bridge.errors import as_ours
 
@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Write where the token fits; what is there then, its token, and whether it was written; None: not known."""
 
 
-class BackendRegister:
+class BackendRegister(Register):
     """One run's record in one backend.
 
     `open_backend` is called when the backend is first needed, off the event loop.  A backend that is `owned` is closed with
@@ -46,22 +46,18 @@ class BackendRegister:
     """
 
     def __init__(self, open_backend: Callable[[], Backend], *, owned: bool = False) -> None:
-        self._open_backend = open_backend
-        self._owned = owned
+        self._open_backend, self._owned = open_backend, owned
         self._backend: Backend | None = None
         self._calling = threading.Lock()
         self._stopped = threading.Event()
-        self._is_closed = False
-        self._serves = False
-        """Whether this process holds the claim: then it writes the record, and need not look for changes."""
+        self._is_closed = self._serves = False
+        """A process that holds the claim (`_serves`) writes the record itself, and need not look for changes."""
 
     @property
     def is_hosted_here(self) -> bool | None:
-        """What the backend says of the process that hosts its medium; None where no node does."""
         return getattr(self._backend, "hosts_store", None)
 
     def read(self) -> Entry | None:
-        """The document, where it is a record."""
         with self._using() as backend:
             found = backend.get_state()
             return None if found is None else Entry(checked(found[0]), found[1])
@@ -90,7 +86,6 @@ class BackendRegister:
             return Entry(value, new_token)
 
     def wait(self, token: Token | None, timeout_s: float) -> Token | None:
-        """Wait until the document's token is another one."""
         deadline, pause_s = time.monotonic() + timeout_s, FIRST_POLL_S
         self._stopped.clear()
         while not self._is_closed and (left_s := deadline - time.monotonic()) > 0:
@@ -119,7 +114,6 @@ class BackendRegister:
         self._serves = False
 
     def close(self) -> None:
-        """Close the backend where it is this register's own; nothing opens it again."""
         self._is_closed = True
         self._stopped.set()
         with self._calling:
@@ -139,20 +133,16 @@ class BackendRegister:
                     if self._backend is None:
                         self._backend = self._open_backend()
                     yield self._backend
-            except RegisterRefusedError:
-                raise
-            except RendezvousConnectionError:
-                if not self.is_hosted_here:
+            except RendezvousConnectionError as exc:
+                if not isinstance(exc, RegisterRefusedError) and not self.is_hosted_here:
                     self._let_go()
                 raise
 
     def _let_go(self) -> None:
         if self._owned and self._backend is not None:
-            close = getattr(self._backend, "close", None)
-            self._backend = None
-            if close is not None:
-                with suppress(Exception):  # what made it unusable is what is told
-                    close()
+            backend, self._backend = self._backend, None
+            with suppress(Exception):  # what made it unusable is what is told
+                getattr(backend, "close", lambda: None)()
 
 
 def checked(state: bytes) -> bytes:

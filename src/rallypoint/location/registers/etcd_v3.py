@@ -25,12 +25,12 @@ from rallypoint.etcd_client import (
     delete_op,
     put_op,
 )
-from rallypoint.location.register import Entry, RegisterRefusedError
+from rallypoint.location.register import Entry, Register, RegisterRefusedError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.record import Record, decode
 
 
-class EtcdV3Register:
+class EtcdV3Register(Register):
     """One run's record.  The client is the register's own, and is closed with it.
 
     `run_ttl_s` is how long a record lives that no server renews.  `serves_on` says whether the loop of the server has run
@@ -42,11 +42,8 @@ class EtcdV3Register:
     def __init__(
         self, client: EtcdClient, prefix: str, run_id: str, *, run_ttl_s: int, serves_on: Callable[[], bool]
     ) -> None:
-        self._client = client
-        self._keys = RecordKeys(prefix, run_id)
-        self._run_id = run_id
-        self._run_ttl_s = run_ttl_s
-        self._serves_on = serves_on
+        self._client, self._keys = client, RecordKeys(prefix, run_id)
+        self._run_ttl_s, self._serves_on = run_ttl_s, serves_on
         self._lease: Lease | None = None
         """That of this process's claim, and the epochs whose keys are on it."""
         self._epochs: set[int] = set()
@@ -96,7 +93,6 @@ class EtcdV3Register:
                 return self._write(value, record, token)
 
     def wait(self, token: int | None, timeout_s: float) -> int | None:
-        """Wait for a change of the record or of a claim's key."""
         deadline = time.monotonic() + timeout_s
         try:
             watch = self._open_watch()
@@ -112,7 +108,6 @@ class EtcdV3Register:
         return None
 
     def stop_waiting(self) -> None:
-        """Close the watch."""
         self._close_watch()
 
     def resign(self) -> None:
@@ -120,20 +115,18 @@ class EtcdV3Register:
         self._drop_leases()
 
     def close(self) -> None:
-        """Close the client; leases that are still held are let go."""
         self._close_watch()
         self._drop_leases()
         self._client.close()
 
-    # Inside -------------------------------------------------------------------------------------------------------
-
     def _write(self, value: bytes, record: Record, token: int | None) -> Entry | None:
-        run_lease = self._keep_run_lease()
-        then = []
+        run_lease, lease, then = self._keep_run_lease(), self._lease, []
         if record.claim is None:
             then = [delete_op(self._keys.claim(epoch)) for epoch in self._epochs]
-        elif record.epoch not in self._epochs or self._lease is None or self._lease.lost.is_set():
-            lease = self._own_lease(record)
+        elif record.epoch not in self._epochs or lease is None or lease.lost.is_set():
+            if lease is None or lease.lost.is_set():
+                self._epochs.clear()
+                lease = self._lease = self._client.grant(round(record.claim.rest_s), renew_while=self._serves_on)
             then = [delete_op(self._keys.claim(epoch)) for epoch in self._epochs - {record.epoch}]
             then.append(put_op(self._keys.claim(record.epoch), record.claim.id, lease=lease.id))
         wrote = self._client.guarded_put(
@@ -145,13 +138,6 @@ class EtcdV3Register:
         self._is_run_lease_unused = False
         self._epochs = {record.epoch} if record.claim is not None else set()
         return Entry(value, wrote.revision, record.claim is not None)
-
-    def _own_lease(self, record: Record) -> Lease:
-        assert record.claim is not None, "only a claim needs a lease"
-        if self._lease is None or self._lease.lost.is_set():
-            self._epochs.clear()
-            self._lease = self._client.grant(round(record.claim.rest_s), renew_while=self._serves_on)
-        return self._lease
 
     def _keep_run_lease(self) -> Lease:
         """The lease that the record lies on, which this process renews while it serves."""
@@ -178,19 +164,16 @@ class EtcdV3Register:
         """Renew it no longer.  Only a lease that no record lies on is revoked: the record goes with its lease."""
         lease, self._run_lease = self._run_lease, None
         is_unused, self._is_run_lease_unused = self._is_run_lease_unused, False
-        if lease is None:
-            return
-        if is_unused:
+        if lease is not None and is_unused:
             lease.revoke(wait=False)
-        else:
+        elif lease is not None:
             lease.release()
 
     def _open_watch(self) -> Watch:
         with self._watching:
             if self._watch is None:
-                self._watch = self._client.watch(
-                    self._keys.claims, end=self._keys.record + "\0", revision=self._revision + 1
-                )
+                after = self._revision + 1
+                self._watch = self._client.watch(self._keys.claims, end=self._keys.record + "\0", revision=after)
             return self._watch
 
     def _close_watch(self) -> bool:

@@ -1,4 +1,4 @@
-"""A register in the memory of this process, for tests, for simulations and for nodes in threads."""
+"""A register in the memory of this process: the smallest one, for simulations and tests."""
 
 from __future__ import annotations
 
