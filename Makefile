@@ -66,7 +66,7 @@ test-torch: $(TEST) ## every test that needs torch
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "torch and not soak"
 
 test-etcd: $(TEST) ## the tests of etcd v3; the environment variable ETCD names another etcd to run them on
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak" tests/etcd_client tests/etcd_v3
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak" tests/etcd_client tests/etcd_v2 tests/etcd_v3
 
 test-all: test soak ## all of test, the soaks and a longer simulation
 

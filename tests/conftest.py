@@ -9,8 +9,8 @@ from collections import defaultdict
 import pytest
 from hypothesis import settings
 
-from tests import needs
 from tests.project.pains import PAINS_PAGE, read_pains, without_tests
+from tests.support import markers
 
 # Tests run under coverage and beside one another, so a slow example proves nothing.
 settings.register_profile("rallypoint", deadline=None, print_blob=True)
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        needs.mark(item)
+        markers.mark(item)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint.cli.exit_codes import ExitCode
 from rallypoint.client.admin_client import PATIENCE_S
-from tests.cli.processes import (
+from tests.support.cli_processes import (
     LIMIT_S,
     Process,
     Started,

@@ -1,16 +1,16 @@
 """Every test of the suite plays on every backend; those of one backend run one after another, on one worker.
 
 What takes long is left to the soaks where the quick suite shows it elsewhere: on the server in `tests/faults`, on records
-in files by a user's own backend, on the older etcd protocol in `tests/etcd`.
+in files by a user's own backend, on the older etcd protocol in `tests/etcd_v2`.
 """
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.kinds import KINDS, Medium
-from tests.conformance.scene import Scene, Troupe
-from tests.conformance.where import params
+from tests.conformance.backend_kinds import KINDS, Medium
+from tests.conformance.backend_selection import params
+from tests.conformance.node_processes import Scene, Troupe
 
 
 @pytest.fixture(scope="session")

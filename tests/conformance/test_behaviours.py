@@ -1,4 +1,4 @@
-"""What a rendezvous does, on every backend (rules 1 to 14); `kinds.py` says what a backend really cannot do."""
+"""What a rendezvous does, on every backend (rules 1 to 14); `backend_kinds.py` says what a backend really cannot do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.kinds import (
+from tests.conformance.backend_kinds import (
     END,
     KEEPS_RANKS,
     MAY_LEAVE,
@@ -18,8 +18,8 @@ from tests.conformance.kinds import (
     TIMEOUT_S,
     table,
 )
-from tests.conformance.scene import Player, Scene, ranked, until_closed
-from tests.conformance.where import where_asked
+from tests.conformance.backend_selection import where_asked
+from tests.conformance.node_processes import Player, Scene, ranked, until_closed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 

@@ -1,4 +1,4 @@
-"""What a backend cannot do is declared in `kinds.py`, and is so; what is not declared, it can."""
+"""What a backend cannot do is declared in `backend_kinds.py`, and is so; what is not declared, it can."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.kinds import (
+from tests.conformance.backend_kinds import (
     CANNOT,
     FREE_AFTER_CLOSE,
     FREE_AT_ONCE,
@@ -27,10 +27,10 @@ from tests.conformance.kinds import (
     UNTOLD,
     WITHOUT_LAST_CALL,
 )
-from tests.conformance.scene import AT_ONCE_S, Player, Scene, Troupe, ranked, serving_first, until_closed
-from tests.etcd.actor import EtcdActor
-from tests.faults.harness import Actor, Server
-from tests.waiting import PATIENCE_S
+from tests.conformance.etcd_process import EtcdActor
+from tests.conformance.node_processes import AT_ONCE_S, Player, Scene, Troupe, ranked, serving_first, until_closed
+from tests.support.node_processes import Actor, Server
+from tests.support.waiting import PATIENCE_S
 
 
 def _finish(*nodes: Player) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.conformance.kinds import (
+from tests.conformance.backend_kinds import (
     A_NODE_SERVES,
     MAY_END_FIRST,
     REPLACES_STOPPED,
@@ -14,9 +14,9 @@ from tests.conformance.kinds import (
     TAKEN,
     TIMEOUT_S,
 )
-from tests.conformance.scene import AT_ONCE_S, Player, Scene, ranked, serving_first
-from tests.conformance.where import where_asked, where_not_asked
-from tests.waiting import PATIENCE_S
+from tests.conformance.backend_selection import where_asked, where_not_asked
+from tests.conformance.node_processes import AT_ONCE_S, Player, Scene, ranked, serving_first
+from tests.support.waiting import PATIENCE_S
 
 QUIET_S = TIMEOUT_S + 0.5
 """Who would be missed is missed by then."""

@@ -9,7 +9,7 @@ from rallypoint.core.model import Phase
 from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, RunClosed, StandBy
 from rallypoint.messages.requests import Announced, CloseAsked, Left, Seat, Standing
 from rallypoint.messages.types import Ending, Reason, Role
-from tests.core.stage import Stage, member, sealed
+from tests.support.run_driver import Stage, member, sealed
 
 
 def test_an_announcement_of_what_is_known_changes_nothing() -> None:

@@ -11,8 +11,8 @@ from rallypoint.core.notices import spell_out
 from rallypoint.messages.notices import Fenced, Refused, RunClosed
 from rallypoint.messages.requests import Seat, Standing
 from rallypoint.messages.types import Ending, Reason, Role, Settings
-from tests.core.stage import Stage
 from tests.core.test_recovery import HOLD_S, claim, restarted
+from tests.support.run_driver import Stage
 
 # While a server recovers ------------------------------------------------------------------------------------------
 

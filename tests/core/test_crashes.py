@@ -5,7 +5,7 @@ from __future__ import annotations
 from rallypoint.core import transition
 from rallypoint.messages.notices import KeepWaiting
 from rallypoint.messages.types import Role
-from tests.core.stage import Stage, sealed
+from tests.support.run_driver import Stage, sealed
 
 
 def crash(stage: Stage, node_id: str) -> None:

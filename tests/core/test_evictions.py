@@ -15,7 +15,7 @@ from rallypoint.messages.types import Ending, Node, Reason, Role
 from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
 from rallypoint.server.run_state import RunState
-from tests.core.stage import Stage, member, sealed
+from tests.support.run_driver import Stage, member, sealed
 
 
 def evict(stage: Stage, node_id: str, for_s: float = 30.0, why: str = "") -> None:

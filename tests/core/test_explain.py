@@ -7,7 +7,7 @@ import pytest
 from rallypoint import wording
 from rallypoint.messages.notices import KeepWaiting, StandBy
 from rallypoint.messages.types import Bounds, Role
-from tests.core.stage import Stage, sealed
+from tests.support.run_driver import Stage, sealed
 
 
 def test_many_names_are_cut_short_and_counted() -> None:

@@ -10,7 +10,7 @@ from rallypoint.core.model import Phase, Run
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed, Refused
 from rallypoint.messages.requests import Seat
 from rallypoint.messages.types import Bounds, Reason, Role
-from tests.core.stage import Stage, sealed
+from tests.support.run_driver import Stage, sealed
 
 # Bounds, addresses, founding (rules 1 and 2) --------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from rallypoint.core.model import EndedIncarnation, Phase, Run
 from rallypoint.messages.notices import Broken, Refused, RunClosed
 from rallypoint.messages.requests import Left, Standing
 from rallypoint.messages.types import Ending, OnGiveUp, Reason, Role
-from tests.core.stage import Stage, sealed
+from tests.support.run_driver import Stage, sealed
 
 
 def test_who_finishes_does_not_break_the_world_and_the_last_one_closes_it_well() -> None:

@@ -12,7 +12,7 @@ from rallypoint.errors import RendezvousError
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Node
 from rallypoint.ranking import POLICIES, Candidate, Ranking, arrival, natural, rank, sticky
-from tests.core.stage import Stage, member, sealed
+from tests.support.run_driver import Stage, member, sealed
 
 
 def named(*names: str) -> list[Candidate]:

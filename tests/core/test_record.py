@@ -32,10 +32,10 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.requests import Standing
 from rallypoint.messages.types import Bounds, Ending, Reason, Settings
 from rallypoint.record import Claim, Record, RecordedEnding
-from tests.core.histories import History, histories
-from tests.core.stage import Stage, sealed
+from tests.core.random_histories import History, histories
 from tests.core.test_codec import RECORD, refusal
 from tests.core.test_recovery import claim, restarted
+from tests.support.run_driver import Stage, sealed
 
 ADVICE = "; if nothing else uses that name, delete it, and the nodes tell the next server what they know"
 LEAST = Record(run_id="run", incarnation="", epoch=0, round=0, write_id="w", bounds=Bounds(1, 1))

@@ -11,7 +11,7 @@ from rallypoint.core.model import Phase
 from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Refused, RunClosed, StandBy
 from rallypoint.messages.requests import Announced, Joined, Left, Seat, Standing
 from rallypoint.messages.types import Bounds, Ending, Reason, Role, Settings
-from tests.core.stage import Stage, member
+from tests.support.run_driver import Stage, member
 
 HOLD_S = 7.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rallypoint.core.model import Phase
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed, StandBy
 from rallypoint.messages.types import Reason, Role
-from tests.core.stage import Stage, sealed
+from tests.support.run_driver import Stage, sealed
 
 # The first round ------------------------------------------------------------------------------------------------------
 

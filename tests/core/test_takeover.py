@@ -20,9 +20,9 @@ from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Placed, Ref
 from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage, Seat, Standing
 from rallypoint.messages.types import Bounds, Ending, Reason, Role, Settings
 from rallypoint.record import Claim, Record, RecordedEnding
-from tests.core.histories import KEEPING, History, histories
-from tests.core.stage import Stage, member
+from tests.core.random_histories import KEEPING, History, histories
 from tests.core.test_recovery import HOLD_S, claim, restarted
+from tests.support.run_driver import Stage, member
 
 CLAIM = Claim("c1", ("10.0.0.1",), 29400, 5.0)
 GRACE_S = 0.125

@@ -12,8 +12,8 @@ from rallypoint.messages.notices import KeepWaiting, StandBy, WaitingCount
 from rallypoint.messages.requests import Standing
 from rallypoint.messages.types import Role
 from simulation.check import complaints
-from tests.core.histories import History, histories
-from tests.core.stage import Stage, sealed
+from tests.core.random_histories import History, histories
+from tests.support.run_driver import Stage, sealed
 
 # Purity and what is always true ---------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from rallypoint.errors import RendezvousConnectionError, RendezvousError, Rendez
 from rallypoint.stores import MemoryStore, TcpStore
 from rallypoint.stores.file.store import FileStore
 from rallypoint.torch_bridge import stores_c10d
-from tests.faults.harness import Stage, free_port
+from tests.support.node_processes import Stage, free_port
 
 KEY = "torch.rendezvous.run"
 SHORT = timedelta(seconds=5)

@@ -10,7 +10,7 @@ from rallypoint.client.view import State
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import MemoryStore
 from tests.elastic.test_dynamic_rendezvous import PATIENCE_S, Cast
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

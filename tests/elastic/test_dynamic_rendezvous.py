@@ -33,7 +33,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.stores import MemoryStore, TcpStore
-from tests.waiting import until
+from tests.support.waiting import until
 
 PATIENCE_S = 20.0
 

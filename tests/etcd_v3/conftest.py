@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.etcd.servers import Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, fresh_run, observing
+from tests.support.etcd_node_processes import EtcdStage, Observer, fresh_run, observing
+from tests.support.etcd_servers import Cluster, shared
 
 
 @pytest.fixture

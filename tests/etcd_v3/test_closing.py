@@ -7,9 +7,9 @@ import re
 import pytest
 
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others
-from tests.waiting import until
+from tests.support.etcd_node_processes import EtcdStage, Observer, by_rank, form, observing, others
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)

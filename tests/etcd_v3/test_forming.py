@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import etcd
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, regroup, says, undisturbed
-from tests.waiting import until
+from tests.support.etcd_node_processes import EtcdStage, Observer, by_rank, form, observing, regroup, says, undisturbed
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.etcd_tools import etcd
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)

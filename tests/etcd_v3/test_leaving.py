@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import etcd, etcdctl
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others, regroup, undisturbed
-from tests.waiting import until
+from tests.support.etcd_node_processes import (
+    EtcdStage,
+    Observer,
+    by_rank,
+    form,
+    observing,
+    others,
+    regroup,
+    undisturbed,
+)
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.etcd_tools import etcd, etcdctl
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)

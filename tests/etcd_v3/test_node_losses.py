@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others, regroup, undisturbed
+from tests.support.etcd_node_processes import (
+    EtcdStage,
+    Observer,
+    by_rank,
+    form,
+    observing,
+    others,
+    regroup,
+    undisturbed,
+)
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -16,10 +16,10 @@ import rallypoint
 from rallypoint import RendezvousConnectionError, RendezvousHandler, RendezvousParameters
 from rallypoint.elastic.member_handler import MemberHandler
 from rallypoint.messages.types import Reason
-from tests.etcd.servers import HOST, Cluster
-from tests.etcd_v3.harness import PREFIX, EtcdStage, Observer, by_rank, form, others, says
-from tests.faults.harness import free_port
-from tests.waiting import until
+from tests.support.etcd_node_processes import PREFIX, EtcdStage, Observer, by_rank, form, others, says
+from tests.support.etcd_servers import HOST, Cluster
+from tests.support.node_processes import free_port
+from tests.support.waiting import until
 
 Handlers = Callable[..., RendezvousHandler]
 

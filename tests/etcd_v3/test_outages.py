@@ -16,9 +16,7 @@ import pytest
 
 from rallypoint.etcd_client import EtcdNoSpaceError, User
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SHORT_TOKENS, compact, enable_users, etcd, etcdctl, proxy_to
-from tests.etcd_v3.harness import (
+from tests.support.etcd_node_processes import (
     LEASE_TTL_S,
     EtcdNode,
     EtcdStage,
@@ -33,7 +31,9 @@ from tests.etcd_v3.harness import (
     says,
     undisturbed,
 )
-from tests.waiting import until
+from tests.support.etcd_servers import Cluster
+from tests.support.etcd_tools import SHORT_TOKENS, compact, enable_users, etcd, etcdctl, proxy_to
+from tests.support.waiting import until
 
 GRACE_S = 3.0
 

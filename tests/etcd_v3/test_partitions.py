@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, are_one_world, by_rank, others, regroup, undisturbed
-from tests.etcd_v3.town import town
-from tests.waiting import until
+from tests.etcd_v3.etcd_hosts import town
+from tests.support.etcd_node_processes import EtcdNode, EtcdStage, are_one_world, by_rank, others, regroup, undisturbed
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.root
 

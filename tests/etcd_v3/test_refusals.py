@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd.servers import HOST, Certificates, Cluster, shared
-from tests.etcd_client.stage import enable_users, etcd
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, says, undisturbed
-from tests.waiting import until
+from tests.support.etcd_node_processes import EtcdStage, Observer, by_rank, form, says, undisturbed
+from tests.support.etcd_servers import HOST, Certificates, Cluster, shared
+from tests.support.etcd_tools import enable_users, etcd
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from rallypoint.messages.types import Bounds
 from rallypoint.record import encode
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import (
+from tests.etcd_v3.invariants import check_history
+from tests.support.etcd_node_processes import (
     EtcdStage,
     Observer,
     are_one_world,
@@ -21,8 +21,8 @@ from tests.etcd_v3.harness import (
     regroup,
     undisturbed,
 )
-from tests.etcd_v3.judging import check_history
-from tests.waiting import until
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.harness import Stage
+from tests.support.node_processes import Stage
 
 
 @pytest.fixture

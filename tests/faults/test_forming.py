@@ -11,8 +11,8 @@ import pytest
 from rallypoint import protocol
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed
 from rallypoint.messages.types import Settings
-from tests.faults.harness import Server, Stage, by_rank, free_port
-from tests.faults.wire import Wire
+from tests.support.node_processes import Server, Stage, by_rank, free_port
+from tests.support.protocol_client import Wire
 
 CALM = Settings(heartbeat_interval_s=600.0, heartbeat_timeout_s=3600.0)
 

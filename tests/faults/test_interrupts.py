@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.etcd.servers import shared
-from tests.etcd_v3.harness import OPTIONS, EtcdNode, Observer, fresh_run, observing
-from tests.faults.harness import FAST, Actor, Node, Stage, free_port
-from tests.waiting import until
+from tests.support.etcd_node_processes import OPTIONS, EtcdNode, Observer, fresh_run, observing
+from tests.support.etcd_servers import shared
+from tests.support.node_processes import FAST, Actor, Node, Stage, free_port
+from tests.support.waiting import until
 
 AT_ONCE_S = 15.0
 """It takes a tenth of a second, and half of one where somebody does not answer; all else waits for 30 s or more."""
@@ -26,7 +26,7 @@ class Interruptible(Actor):
     """A program that waits in its main thread."""
 
     def __init__(self, do: str, **arguments: Any) -> None:
-        super().__init__("tests.faults.interruptible", json.dumps({"do": do, "with": arguments}))
+        super().__init__("tests.faults.waiting_program", json.dumps({"do": do, "with": arguments}))
 
     def interrupt(self, times: int = 1) -> None:
         """Ctrl-C; it ends at once, by that signal, with the main thread's traceback and no other."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import NIMBLE, Stage, by_rank
-from tests.waiting import until
+from tests.support.node_processes import NIMBLE, Stage, by_rank
+from tests.support.waiting import until
 
 
 def test_survivors_of_a_killed_node_are_told_and_keep_their_ranks(stage: Stage) -> None:

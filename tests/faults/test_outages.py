@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.net import listen
-from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank, free_port
+from tests.support.node_processes import NIMBLE, Node, Server, Stage, by_rank, free_port
 
 HOLD_S = 7.0
 """Heartbeat time-out and largest pause between two attempts to connect: all who live have spoken by then."""

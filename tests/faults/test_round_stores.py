@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank
-from tests.waiting import until
+from tests.support.node_processes import NIMBLE, Node, Server, Stage, by_rank
+from tests.support.waiting import until
 
 LONG_S = 20.0
 """Far less than the 300 s that a store waits, and far more than a loss takes to be noticed."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import Node, Stage, by_rank, free_port
-from tests.waiting import PATIENCE_S, until
+from tests.support.node_processes import Node, Stage, by_rank, free_port
+from tests.support.waiting import PATIENCE_S, until
 
 MINUTE: dict[str, Any] = {"heartbeat_interval": 1.0, "heartbeat_timeout": 60.0}
 HOLD_S = 62.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.harness import NIMBLE, Stage, by_rank
+from tests.support.node_processes import NIMBLE, Stage, by_rank
 
 
 def test_a_standalone_server_that_was_killed_finds_its_port_free(stage: Stage) -> None:

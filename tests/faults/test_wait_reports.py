@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from rallypoint.client.wait_reports import LineReporter, LiveReporter, WaitReport
-from tests.faults.harness import FAST, ROOT, Actor, Server, Stage
-from tests.waiting import until
+from tests.support.node_processes import FAST, ROOT, Actor, Server, Stage
+from tests.support.waiting import until
 
 HERE = {**FAST, "is_host": False, "node_name": "a"}
 
@@ -30,7 +30,7 @@ class Program(Actor):
 
     def __init__(self, stage: Stage, do: str, server: Server, nodes: str | int, **options: Any) -> None:
         given = {"endpoint": server.endpoint, "run": "run", "nodes": str(nodes), **HERE, **options}
-        super().__init__("tests.faults.interruptible", json.dumps({"do": do, "with": given}))
+        super().__init__("tests.faults.waiting_program", json.dumps({"do": do, "with": given}))
         stage.actors.append(self)
 
     def reports(self) -> list[str]:
@@ -136,7 +136,7 @@ def _on_a_terminal(server: Server, do: str, nodes: int) -> Iterator[tuple[subpro
     here, there = pty.openpty()
     given = {"endpoint": server.endpoint, "run": "run", "nodes": str(nodes), **HERE}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.interruptible", json.dumps({"do": do, "with": given})],
+        [sys.executable, "-m", "tests.faults.waiting_program", json.dumps({"do": do, "with": given})],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "TERM": "xterm"},
         stdout=subprocess.PIPE,

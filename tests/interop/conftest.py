@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.interop.remote import Performer, performer
 from tests.stores.conftest import crew
-from tests.stores.kinds import start_server
+from tests.support.remote_stores import Performer, performer
+from tests.support.store_kinds import start_server
 
 __all__ = ["crew"]
 

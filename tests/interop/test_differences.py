@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import PrefixStore, QueueEmptyError, StoreError, StoreServer, StoreTimeoutError, TcpStore, listen
-from tests.interop.remote import Performer, RemoteStore, start_process
 from tests.stores.conftest import Crew, result
-from tests.stores.kinds import BRIEFLY, SOON, SOON_S
 from tests.stores.test_contract import exceed
-from tests.waiting import until
+from tests.support.remote_stores import Performer, RemoteStore, start_process
+from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
+from tests.support.waiting import until
 
 BRIEFLY_S = BRIEFLY.total_seconds()
 

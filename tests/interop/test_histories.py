@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import TcpStore
-from tests.stores.histories import check_history, play
-from tests.stores.kinds import SOON
+from tests.support.store_histories import check_history, play
+from tests.support.store_kinds import SOON
 
 
 def record(kind: str, port: int, seed: int, players: int, pipe: Connection) -> None:

@@ -14,9 +14,9 @@ from rallypoint.location.held_claim import OTHERS_FIRST_S
 from rallypoint.messages.notices import Broken, KeepWaiting
 from rallypoint.messages.types import Bounds
 from rallypoint.record import Record
-from tests.core.stage import Stage
-from tests.location.support import REST_S, SETTINGS, Process, ScriptedRegister, Server, elected, state_of
+from tests.location.sans_io_drivers import REST_S, SETTINGS, Process, ScriptedRegister, Server, elected, state_of
 from tests.location.test_serving import a_server_with_a_world, successor_of
+from tests.support.run_driver import Stage
 
 TIMEOUT_S = SETTINGS.heartbeat_timeout_s
 OTHERS_S = SETTINGS.reconnect_backoff_s + OTHERS_FIRST_S

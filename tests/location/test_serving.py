@@ -21,8 +21,8 @@ from rallypoint.location.actions import (
 )
 from rallypoint.messages.types import Ending, Reason
 from rallypoint.record import Record
-from tests.core.stage import Stage
-from tests.location.support import REST_S, START, WORLD, Process, ScriptedRegister, a_claim, a_record, elected
+from tests.location.sans_io_drivers import REST_S, START, WORLD, Process, ScriptedRegister, a_claim, a_record, elected
+from tests.support.run_driver import Stage
 
 FIRST_RETRY_S = 0.05
 

@@ -21,7 +21,10 @@ def run_pytest(tmp_path: Path) -> Pytest:
     def run(files: dict[str, str], *arguments: str, failing: bool = False) -> str:
         for name in (
             "pyproject.toml",
-            *(f"tests/{name}.py" for name in ("__init__", "conftest", "needs", "project/__init__")),
+            *(
+                f"tests/{name}.py"
+                for name in ("__init__", "conftest", "project/__init__", "support/__init__", "support/markers")
+            ),
         ):
             files = {name: (ROOT / name).read_text(encoding="utf-8"), **files}
         for name, text in files.items():
@@ -115,9 +118,9 @@ def test_a_test_is_marked_by_what_it_needs(run_pytest: Pytest) -> None:
         "def test_it(request, kind): assert ('etcd' in request.keywords) is (kind == 'EtcdStore')\n",
         "tests/torchrun/__init__.py": "",
         "tests/torchrun/test_agent.py": f"{asks}{{'torch'}}\n",
-        "tests/etcd/__init__.py": "",
-        "tests/etcd/servers.py": "import subprocess\n",
-        "tests/etcd/conftest.py": "from tests.etcd.servers import subprocess\n",
-        "tests/etcd/test_server.py": f"{asks}{{'etcd'}}\n",
+        "tests/etcd_v2/__init__.py": "",
+        "tests/support/etcd_servers.py": "import subprocess\n",
+        "tests/etcd_v2/conftest.py": "from tests.support.etcd_servers import subprocess\n",
+        "tests/etcd_v2/test_etcd_server.py": f"{asks}{{'etcd'}}\n",
     }
     assert "6 passed" in run_pytest(suite, "-q")

@@ -14,7 +14,7 @@ from rallypoint.messages.types import Bounds, Reason, Settings
 from rallypoint.ranking import Candidate, Ranking
 from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
-from tests.core.stage import member
+from tests.support.run_driver import member
 
 BOUNDS = Bounds(2, 3)
 

@@ -12,7 +12,7 @@ from rallypoint.core.model import HeardRank, Phase, Predecessor, RecordedWorld, 
 from rallypoint.messages.types import Bounds, Role
 from rallypoint.sorted_map import SortedMap
 from simulation.check import complaints
-from tests.core.stage import Stage, member, sealed
+from tests.support.run_driver import Stage, member, sealed
 
 
 def test_a_sound_run_gives_no_cause_for_complaint() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
-from tests.etcd.kinds import ETCD_KINDS
-from tests.interop.kinds import TORCH_KINDS
-from tests.stores.kinds import BRIEFLY, ETCD_V3, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, etcd_v3, under
+from tests.support.etcd_v2_store_kinds import ETCD_KINDS
+from tests.support.store_kinds import BRIEFLY, ETCD_V3, FILE, MEMORY, SOON, SOON_S, TCP, Kind, Open, etcd_v3, under
+from tests.support.torch_store_kinds import TORCH_KINDS
 
 __all__ = ["BRIEFLY", "SOON", "SOON_S", "Crew", "Handles", "Parked", "Parking", "result"]
 

@@ -20,8 +20,8 @@ from rallypoint.stores.operations import Operation, Verb, arrival
 from rallypoint.waiting import Deadline
 from tests.stores.conftest import Crew, Parking, result
 from tests.stores.file_processes import Worker
-from tests.stores.kinds import SOON, SOON_S
 from tests.stores.test_model import FileHistories
+from tests.support.store_kinds import SOON, SOON_S
 
 Crowd = Callable[[int], list[Worker]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.stores import MemoryStore
 from tests.stores.conftest import Crew, result
-from tests.stores.linearizability import Call, explain
+from tests.support.linearizability import Call, explain
 
 
 def call(began: int, ended: int, verb: str, *args: bytes | int, answer: bytes | int, key: str = "k") -> Call:

@@ -67,7 +67,7 @@ class Victim:
 @contextmanager
 def victim(*args: str) -> Iterator[Victim]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.stores.serve", *args],
+        [sys.executable, "-m", "tests.stores.tcp_server_program", *args],
         cwd=ROOT,
         text=True,
         stdin=subprocess.PIPE,

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreTimeoutError
 from tests.stores.conftest import BRIEFLY, SOON_S, Crew, Handles, Parked, Parking, result
-from tests.stores.kinds import needs
+from tests.support.store_kinds import needs
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("key", "1"),

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.etcd.servers import Cluster, running
-from tests.faults import harness as faults
-from tests.torchrun.harness import FAST
-from tests.torchrun.stage import Backend, Job
+from tests.support import node_processes as faults
+from tests.support.etcd_servers import Cluster, running
+from tests.torchrun.agents import FAST
+from tests.torchrun.job import Backend, Job
 
 
 class RunState(Backend, Protocol):
@@ -103,7 +103,7 @@ class C10dStore:
         self.endpoint = self.address = ""
 
     def start(self) -> None:
-        self._store = faults.Actor("tests.conformance.store_server", "ours", str(self._port))
+        self._store = faults.Actor("tests.support.store_server_program", "ours", str(self._port))
         self._port = int(self._store.expect("serving")["port"])
         self.endpoint = self.address = f"c10d://127.0.0.1:{self._port}"
 

@@ -12,12 +12,12 @@ from rallypoint.backends.etcd_v3_client import PREFIX
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.record import Record, decode
-from tests.etcd.servers import Member
-from tests.etcd_client.stage import etcdctl, status_of
+from tests.support.etcd_servers import Member
+from tests.support.etcd_tools import etcdctl, status_of
+from tests.support.waiting import until
+from tests.torchrun.agents import Agent, connections
 from tests.torchrun.conftest import EtcdCluster, OldEtcdCluster
-from tests.torchrun.harness import Agent, connections
-from tests.torchrun.stage import Job, formed, in_order, learned
-from tests.waiting import until
+from tests.torchrun.job import Job, formed, in_order, learned
 
 OTHER_VERSION = pytest.param(OldEtcdCluster, marks=pytest.mark.soak)
 KEYS = RecordKeys(PREFIX.default or "", "job")

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.torchrun.harness import ROOT
-from tests.torchrun.stage import Job, formed, in_order, learned
+from tests.torchrun.agents import ROOT
+from tests.torchrun.job import Job, formed, in_order, learned
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 

@@ -15,7 +15,7 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic import rendezvous as torch_api
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from tests.faults.harness import Stage
+from tests.support.node_processes import Stage
 
 Pair = tuple[tuple[Any, Any], tuple[Any, Any]]
 

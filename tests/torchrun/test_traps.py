@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import Node, Stage
-from tests.torchrun.harness import ROOT
-from tests.torchrun.stage import Job
+from tests.support.node_processes import Node, Stage
+from tests.torchrun.agents import ROOT
+from tests.torchrun.job import Job
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 RANKS = [pytest.param(0, id="the store's host"), pytest.param(2, id="another member", marks=pytest.mark.soak)]
