@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.stores.conftest import crew
 from tests.support.remote_stores import Performer, performer
 from tests.support.store_kinds import start_server
+from tests.support.store_threads import crew
 
 __all__ = ["crew"]
 

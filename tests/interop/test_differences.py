@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import PrefixStore, QueueEmptyError, StoreError, StoreServer, StoreTimeoutError, TcpStore, listen
-from tests.stores.conftest import Crew, result
 from tests.stores.test_contract import exceed
 from tests.support.remote_stores import Performer, RemoteStore, start_process
 from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
+from tests.support.store_threads import Crew, result
 from tests.support.waiting import until
 
 BRIEFLY_S = BRIEFLY.total_seconds()

@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import PrefixStore, Store, StoreServer, StoreTimeoutError, TcpStore, listen
-from tests.stores.conftest import Crew, result
 from tests.stores.test_tcp import free_port
 from tests.support.remote_stores import Performer, RemoteStore
 from tests.support.store_kinds import BRIEFLY, SOON
+from tests.support.store_threads import Crew, result
 
 # Who works for whom: the master first.
 WORLDS = [("ours", "torch", "torch"), ("torch", "ours", "ours"), ("ours", "torch", "ours"), ("torch", "torch", "ours")]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import Store, StoreError, StoreServer, TcpStore, listen
-from tests.stores.conftest import Crew
 from tests.support.remote_stores import Performer, RemoteStore, start_process
 from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
+from tests.support.store_threads import Crew
 
 # A time-out of the waits themselves is far beyond it.
 AT_ONCE_S = 5.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.stores import MemoryStore, StoreTimeoutError, all_gather, barrier
-from tests.stores.conftest import BRIEFLY, SOON, Crew, Handles, result
+from tests.support.store_kinds import BRIEFLY, SOON, Handles
+from tests.support.store_threads import Crew, result
 
 SIZE = 3
 

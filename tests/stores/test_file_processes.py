@@ -18,10 +18,10 @@ from rallypoint.stores.file.locked_file import LockedFile
 from rallypoint.stores.local import WaitingThread
 from rallypoint.stores.operations import Operation, Verb, arrival
 from rallypoint.waiting import Deadline
-from tests.stores.conftest import Crew, Parking, result
 from tests.stores.file_processes import Worker
 from tests.stores.test_model import FileHistories
 from tests.support.store_kinds import SOON, SOON_S
+from tests.support.store_threads import Crew, Parking, result
 
 Crowd = Callable[[int], list[Worker]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreError
 from rallypoint.stores.lazy import LazyStore
-from tests.stores.conftest import Crew, result
+from tests.support.store_threads import Crew, result
 
 USES: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("key", "v"),

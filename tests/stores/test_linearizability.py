@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rallypoint.stores import MemoryStore
-from tests.stores.conftest import Crew, result
 from tests.support.linearizability import Call, explain
+from tests.support.store_threads import Crew, result
 
 
 def call(began: int, ended: int, verb: str, *args: bytes | int, answer: bytes | int, key: str = "k") -> Call:

@@ -17,7 +17,8 @@ from rallypoint.stores import StoreError, StoreServer, StoreTimeoutError, TcpSto
 from rallypoint.stores.tcp import hosting, wire
 from rallypoint.stores.tcp import store as tcp
 from rallypoint.stores.tcp.wire import Query
-from tests.stores.conftest import BRIEFLY, SOON, SOON_S, Crew, Parking, result
+from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
+from tests.support.store_threads import Crew, Parking, result
 
 
 def free_port() -> int:

@@ -17,8 +17,8 @@ from rallypoint.stores import TcpStore
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query, StoreLimits
-from tests.stores.conftest import SOON, SOON_S
 from tests.stores.test_tcp_server import read_to_end
+from tests.support.store_kinds import SOON, SOON_S
 
 ROOT = Path(__file__).parents[2]
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC)

@@ -29,7 +29,8 @@ from rallypoint.stores import (
 )
 from rallypoint.stores.tcp import listener, readiness, wire
 from rallypoint.stores.tcp.wire import Query
-from tests.stores.conftest import SOON, SOON_S, Crew, Parking, result
+from tests.support.store_kinds import SOON, SOON_S
+from tests.support.store_threads import Crew, Parking, result
 
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC)
 PING = wire.request(Query.PING, number=1)

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreTimeoutError
-from tests.stores.conftest import BRIEFLY, SOON_S, Crew, Handles, Parked, Parking, result
-from tests.support.store_kinds import needs
+from tests.support.store_kinds import BRIEFLY, SOON_S, Handles, needs
+from tests.support.store_threads import Crew, Parked, Parking, result
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("key", "1"),

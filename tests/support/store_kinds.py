@@ -37,6 +37,14 @@ class Kind(NamedTuple):
     watched: bool = True
 
 
+class Handles:
+    """Opens handles on one store, as many as a test needs, and closes them."""
+
+    def __init__(self, kind: Kind, stack: ExitStack) -> None:
+        self.watched = kind.watched
+        self.open: Open = kind.make(stack)
+
+
 def needs(*features: str) -> Callable[[F], F]:
     """Marks a test that does not run on kinds which lack one of the features."""
 

@@ -16,7 +16,7 @@ from tests.support.etcd_servers import Member
 from tests.support.etcd_tools import etcdctl, status_of
 from tests.support.waiting import until
 from tests.torchrun.agents import Agent, connections
-from tests.torchrun.conftest import EtcdCluster, OldEtcdCluster
+from tests.torchrun.backends import EtcdCluster, OldEtcdCluster
 from tests.torchrun.job import Job, formed, in_order, learned
 
 OTHER_VERSION = pytest.param(OldEtcdCluster, marks=pytest.mark.soak)
