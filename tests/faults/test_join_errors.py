@@ -204,12 +204,12 @@ def test_an_address_of_another_machine(stage: Stage) -> None:
 def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
     code = """
         import os, resource
-        from rallypoint.client.round_store import Offer, cannot_listen
+        from rallypoint.client.round_store import StoreOffer, cannot_listen
         from rallypoint.stores.errors import StoreError
-        Offer("127.0.0.1").withdraw()
+        StoreOffer("127.0.0.1").withdraw()
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 64))
         try:
-            Offer("127.0.0.1")
+            StoreOffer("127.0.0.1")
         except StoreError as problem:
             print(cannot_listen("127.0.0.1", problem))
     """
