@@ -40,7 +40,7 @@ class EtcdPuppet(Puppet):
 
     def open(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> tuple[Member, float]:
         low, _, high = nodes.partition(":")
-        return ETCD_V3.open(endpoint, run, int(low), int(high or low), None, options)
+        return ETCD_V3.open(endpoint, run, int(low), int(high or low), options.pop("local_addr", None), options)
 
     def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
         member, timeout_s = self.open(endpoint, run, nodes, options)
