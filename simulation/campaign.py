@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -123,6 +124,7 @@ def campaign(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Tal
 
 
 def _play_chunk(seeds: range) -> Tally:
+    gc.set_threshold(100_000)  # A cluster is one large cycle, and is free only when its schedule is over.
     tally = Tally()
     for seed in seeds:
         tally.add(seed, play(seed))

@@ -1,4 +1,4 @@
-"""What a test needs beside Python, read from what its file imports: the markers `etcd`, `torch` and `processes`.
+"""What a test needs beside Python, read from what its file imports: the markers `etcd`, `torch` and `processes`; and `check`.
 
 Imports are followed through the helpers in tests/.  Files whose names end in `kinds` list many things that one test runs on, so they
 are not followed: there, what the test is run on has the need in its name.
@@ -18,11 +18,16 @@ NEEDS = ("etcd", "torch", "processes")
 _ETCD = ROOT / "tests" / "support" / "etcd_servers.py"
 _TORCHRUN = ROOT / "tests" / "torchrun"
 """Its tests run torchrun, and import nothing of it."""
+_CHECK = (ROOT / "tests" / "core", ROOT / "tests" / "project")
+_BEYOND_CHECK = {"test_layers.py", "test_pains.py"}
+"""The one copies the tree dozens of times; the other collects tests, which takes what only `make test` installs."""
 _STARTING_PROCESSES = {"multiprocessing", "subprocess"}
 
 
 def mark(item: pytest.Item) -> None:
-    """Give a test the markers of what it needs."""
+    """Give a test the markers of what it needs, and `check` if it is one of the quick tests of `make check`."""
+    if any(map(item.path.is_relative_to, _CHECK)) and item.path.name not in _BEYOND_CHECK:
+        item.add_marker("check")
     parameters = item.name.partition("[")[2].lower()
     needs = {need for need in ("etcd", "torch") if need in parameters} | needs_of(item.path)
     for need in sorted(needs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,14 @@ import pytest
 
 from tests.torchrun.backends import BACKENDS
 from tests.torchrun.job import Backend, Job
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Jobs follow each other on one worker: each of them needs all the cores."""
+    for item in items:
+        if "job" in getattr(item, "fixturenames", ()) and item.path.parent.name == "torchrun":
+            item.add_marker(pytest.mark.xdist_group("torchrun"))
 
 
 @pytest.fixture(
@@ -26,15 +33,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 @pytest.fixture
-def cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where tests run beside one another, jobs follow each other: each of them needs all the cores."""
-    with (tmp_path_factory.getbasetemp().parent / "torchrun.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture
-def job(cores: None, backend: Backend, tmp_path: Path) -> Iterator[Job]:
+def job(backend: Backend, tmp_path: Path) -> Iterator[Job]:
     made = Job(backend, tmp_path)
     try:
         yield made

@@ -34,7 +34,7 @@ def etcd(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
 
 
 @pytest.fixture
-def job(cores: None, etcd: EtcdCluster, tmp_path: Path) -> Iterator[Job]:
+def job(etcd: EtcdCluster, tmp_path: Path) -> Iterator[Job]:
     made = Job(etcd, tmp_path)
     try:
         yield made
