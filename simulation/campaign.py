@@ -103,8 +103,9 @@ class Tally:
 def campaign(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Tally:
     """Play every seed of a range."""
     total = Tally()
-    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
     jobs = jobs or os.cpu_count() or 1
+    at_a_time = 1 if stop_at_first and jobs == 1 else CHUNK
+    chunks = [seeds[i : i + at_a_time] for i in range(0, len(seeds), at_a_time)]
     if jobs == 1:
         for tally in map(_play_chunk, chunks):
             total.merge(tally)
