@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.net import parse_endpoints
-from tests.conformance.etcd_process import EtcdActor
+from tests.conformance.etcd_process import EtcdProcess
 from tests.support.etcd_servers import wait_until
-from tests.support.node_processes import Actor, Server, free_port
+from tests.support.node_processes import ControlledProcess, Server, free_port
 
 INTERVAL_S = 0.25
 TIMEOUT_S = 1.5
@@ -31,19 +31,19 @@ OLD_RUNS = "/torchelastic/p2p/run_"
 class Medium:
     """What nodes meet through: where it is, and how it goes away for a while."""
 
-    def __init__(self, endpoint: str, actor: Actor | None = None) -> None:
+    def __init__(self, endpoint: str, process: ControlledProcess | None = None) -> None:
         self.endpoint = endpoint
-        self.actor = actor
+        self.process = process
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """Nobody can reach it meanwhile."""
-        assert self.actor is not None
-        self.actor.pause()
+        assert self.process is not None
+        self.process.pause()
         try:
             yield
         finally:
-            self.actor.resume()
+            self.process.resume()
 
     def until_joined(self, run: str, count: int) -> None:
         """Wait until so many have joined the next world of a run; only where a test has to know."""
@@ -54,8 +54,8 @@ class Medium:
         raise AssertionError("only the older etcd protocol needs it")
 
     def end(self) -> None:
-        if self.actor is not None:
-            self.actor.kill()
+        if self.process is not None:
+            self.process.kill()
 
 
 class LockedMedium(Medium):
@@ -84,7 +84,7 @@ class FolderMedium(Medium):
 class EtcdMedium(Medium):
     """Keys of an etcd server."""
 
-    def __init__(self, server: EtcdActor) -> None:
+    def __init__(self, server: EtcdProcess) -> None:
         super().__init__(server.endpoint, server)
         self._server = server
         self._client = make_client(parse_endpoints(server.endpoint, 2379), read_timeout_s=30)
@@ -140,14 +140,14 @@ def _address(folder: Path) -> Medium:
 
 def _tcp(kind: str) -> Callable[[Path], Medium]:
     def start(folder: Path) -> Medium:
-        server = Actor("tests.support.store_server_program", kind, str(free_port()))
+        server = ControlledProcess("tests.support.store_server_program", kind, str(free_port()))
         return Medium(f"127.0.0.1:{server.expect('serving')['port']}", server)
 
     return start
 
 
 def _etcd(version: str) -> Callable[[Path], Medium]:
-    return lambda folder: EtcdMedium(EtcdActor(version))
+    return lambda folder: EtcdMedium(EtcdProcess(version))
 
 
 def _file(folder: Path) -> Medium:

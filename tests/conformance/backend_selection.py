@@ -1,4 +1,4 @@
-"""On which backends a test plays: on all of them, or on those where there is something to ask."""
+"""On which backends a test runs: on all of them, or on those where there is something to ask."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tests.conformance.backend_kinds import KINDS, NOT_ASKED
 
 
 def params(names: Iterable[str]) -> list[Any]:
-    """The backends as parameters of the scene; the tests of one run one after another, on one worker."""
+    """The backends as parameters of the driver; the tests of one run one after another, on one worker."""
     return [pytest.param(name, marks=_marks(name)) for name in names]
 
 
 def where_asked(what: str) -> pytest.MarkDecorator:
-    """Play on the backends of which this is asked; `kinds.py` declares the others, and why."""
+    """Run on the backends of which this is asked; `backend_kinds.py` declares the others, and why."""
     return pytest.mark.parametrize(
-        "scene", params(name for name in KINDS if name not in NOT_ASKED[what]), indirect=True
+        "driver", params(name for name in KINDS if name not in NOT_ASKED[what]), indirect=True
     )
 
 
 def where_not_asked(what: str) -> pytest.MarkDecorator:
-    """Play on the backends of which this is not asked, to show that there is nothing to ask."""
-    return pytest.mark.parametrize("scene", params(NOT_ASKED[what]), indirect=True)
+    """Run on the backends of which this is not asked, to show that there is nothing to ask."""
+    return pytest.mark.parametrize("driver", params(NOT_ASKED[what]), indirect=True)
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:

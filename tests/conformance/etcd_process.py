@@ -6,10 +6,10 @@ import os
 from contextlib import ExitStack
 
 from tests.support.etcd_servers import running
-from tests.support.node_processes import Actor
+from tests.support.node_processes import ControlledProcess
 
 
-class EtcdActor(Actor):
+class EtcdProcess(ControlledProcess):
     """A single member, with its data; it says nothing, and is told by signals only."""
 
     def __init__(self, version: str = "3.5") -> None:

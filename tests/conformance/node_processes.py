@@ -1,4 +1,4 @@
-"""A scene: one medium, and nodes that meet through it.  Processes play in one test after another, unless they are killed."""
+"""What a test of a backend drives: one medium, and nodes as processes.  They serve one test after another, unless they are killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from tests.conformance.backend_kinds import CANNOT, KEEPS_RANKS, TOLD_AT_ONCE, UNTOLD, Kind, Medium
-from tests.support.node_processes import Actor, Event
+from tests.support.node_processes import ControlledProcess, Event
 from tests.support.waiting import PATIENCE_S
 
 Flavour = tuple[str, ...]
@@ -23,7 +23,7 @@ AT_ONCE_S = 15.0
 _runs = count(1)
 
 
-class Part(ABC):
+class NodeCommands(ABC):
     """A node of a run, on any backend: what it is told, and what it says."""
 
     name: str
@@ -64,16 +64,16 @@ class Part(ABC):
         return bool(self.ask("serving", "serving")["here"])
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=NodeCommands)
 
 
-class Player(Actor, Part):
-    """A process that plays a node."""
+class PooledNode(ControlledProcess, NodeCommands):
+    """A process that is a node in one test after another."""
 
     shows_stacks = True
 
     def __init__(self, flavour: Flavour) -> None:
-        Actor.__init__(self, "tests.conformance.node_program", *flavour)
+        ControlledProcess.__init__(self, "tests.conformance.node_program", *flavour)
         self.flavour = flavour
         self.name = ""
         self.is_ready = False
@@ -91,7 +91,7 @@ class Player(Actor, Part):
         self.unclaimed.clear()
 
     def resets(self) -> bool:
-        """Let go of the node that it played; False where that does not work, and the process is of no more use."""
+        """Close the node that it was; False where that does not work, and the process is of no more use."""
         self.order("reset")
         deadline = time.monotonic() + 10.0
         with suppress(queue.Empty, EOFError):
@@ -101,86 +101,86 @@ class Player(Actor, Part):
         return False
 
 
-class Twin(Part):
-    """A second node in a player's process."""
+class SecondNode(NodeCommands):
+    """A second node in the process of another."""
 
-    def __init__(self, player: Player, name: str) -> None:
+    def __init__(self, node: PooledNode, name: str) -> None:
         self.name = name
-        self._player = player
+        self._node = node
 
     def order(self, do: str, **arguments: Any) -> None:
-        self._player.order(do, who=self.name, **arguments)
+        self._node.order(do, who=self.name, **arguments)
 
     def expect(self, kind: str, timeout_s: float = PATIENCE_S, **wanted: Any) -> Event:
-        return self._player.expect(kind, timeout_s, who=self.name, **wanted)
+        return self._node.expect(kind, timeout_s, who=self.name, **wanted)
 
 
-class Troupe:
+class NodePool:
     """The processes of a whole session, by what they have imported and which clock they have."""
 
     def __init__(self) -> None:
-        self._idle: defaultdict[Flavour, list[Player]] = defaultdict(list)
-        self._all: list[Player] = []
+        self._idle: defaultdict[Flavour, list[PooledNode]] = defaultdict(list)
+        self._all: list[PooledNode] = []
 
-    def players(self, names: Sequence[str], flavour: Flavour) -> list[Player]:
+    def take(self, names: Sequence[str], flavour: Flavour) -> list[PooledNode]:
         idle = self._idle[flavour]
         chosen = [idle.pop() if idle else self._start(flavour) for _ in names]
         # Whoever is killed is missed by the next test: others come in time, for torch takes seconds to import.
         while len(idle) < (RESERVE if "--skew" not in flavour else 0):
             idle.insert(0, self._start(flavour))
-        for player, name in zip(chosen, names, strict=True):
-            player.start_over(name)
+        for node, name in zip(chosen, names, strict=True):
+            node.start_over(name)
         return chosen
 
-    def _start(self, flavour: Flavour) -> Player:
-        self._all.append(Player(flavour))
+    def _start(self, flavour: Flavour) -> PooledNode:
+        self._all.append(PooledNode(flavour))
         return self._all[-1]
 
-    def give_back(self, player: Player) -> None:
-        if player.process.poll() is None:
-            player.resume()
-            if player.resets():
-                self._idle[player.flavour].append(player)
+    def give_back(self, node: PooledNode) -> None:
+        if node.process.poll() is None:
+            node.resume()
+            if node.resets():
+                self._idle[node.flavour].append(node)
             else:
-                player.kill()
+                node.kill()
 
     def end(self) -> None:
-        for player in self._all:
-            player.kill()
+        for node in self._all:
+            node.kill()
 
 
-class Scene:
-    """What a test is given."""
+class BackendDriver:
+    """What a test is given: a run on one backend."""
 
-    def __init__(self, name: str, kind: Kind, medium: Medium, troupe: Troupe) -> None:
+    def __init__(self, name: str, kind: Kind, medium: Medium, node_pool: NodePool) -> None:
         self.name, self.kind, self.medium = name, kind, medium
         self.run = f"run-{next(_runs)}"
-        self._troupe = troupe
-        self._players: list[Player] = []
+        self._node_pool = node_pool
+        self._chosen_nodes: list[PooledNode] = []
 
     def nodes(
         self, *names: str, nodes: str | int = 2, run: str = "", skew_s: float = 0.0, **given: Any
-    ) -> list[Player]:
+    ) -> list[PooledNode]:
         """Processes with a handler each, that have not joined yet."""
         flavour: Flavour = () if self.kind.with_torch else ("--without-torch",)
         if skew_s:
             flavour = (*flavour, "--skew", str(skew_s))
-        players = self._troupe.players(names, flavour)
-        self._players += players
-        for player in players:
-            self._open(player, nodes, run, given)
-        for player in players:
-            player.expect("opened")
-        return players
+        chosen_nodes = self._node_pool.take(names, flavour)
+        self._chosen_nodes += chosen_nodes
+        for node in chosen_nodes:
+            self._open(node, nodes, run, given)
+        for node in chosen_nodes:
+            node.expect("opened")
+        return chosen_nodes
 
-    def twin(self, player: Player, name: str, *, nodes: str | int = 2, **given: Any) -> Twin:
+    def second_node(self, node: PooledNode, name: str, *, nodes: str | int = 2, **given: Any) -> SecondNode:
         """A second node in the process of another one, that has not joined yet."""
-        twin = Twin(player, name)
-        self._open(twin, nodes, "", given)
-        twin.expect("opened")
-        return twin
+        second_node = SecondNode(node, name)
+        self._open(second_node, nodes, "", given)
+        second_node.expect("opened")
+        return second_node
 
-    def _open(self, node: Part, nodes: str | int, run: str, given: dict[str, Any]) -> None:
+    def _open(self, node: NodeCommands, nodes: str | int, run: str, given: dict[str, Any]) -> None:
         options = self.kind.named({**self.kind.options, "node_name": node.name, **given})
         node.order(
             "open",
@@ -191,7 +191,7 @@ class Scene:
             options=options,
         )
 
-    def world(self, *names: str, nodes: str | int = 2, run: str = "", **given: Any) -> list[Player]:
+    def world(self, *names: str, nodes: str | int = 2, run: str = "", **given: Any) -> list[PooledNode]:
         """Nodes that have formed a world, by rank."""
         made = self.nodes(*names, nodes=nodes, run=run, **given)
         return self.meet(*made)
@@ -214,7 +214,7 @@ class Scene:
         silences = ("heartbeat_timeout", "lease_ttl")
         return {name: 2 * round(AT_ONCE_S) for name in silences if name in self.kind.options}
 
-    def call_again(self, first: Player, *others: Player) -> None:
+    def call_again(self, first: PooledNode, *others: PooledNode) -> None:
         """After a loss they are told, and join again.
 
         Where nobody is told, the first one joins all the same, because its workers have failed, and so calls the others.
@@ -226,14 +226,14 @@ class Scene:
             assert other.changed()["count"] >= 1
             other.join()
 
-    def regrouped(self, *players: Player) -> None:
+    def regrouped(self, *chosen_nodes: PooledNode) -> None:
         """They are in one world, and the order in which they are given is that of their ranks, where ranks are kept."""
-        by_rank = ranked(players)
-        assert self.limit(KEEPS_RANKS) or by_rank == list(players)
+        by_rank = ranked(chosen_nodes)
+        assert self.limit(KEEPS_RANKS) or by_rank == list(chosen_nodes)
 
     def end(self) -> None:
-        for player in self._players:
-            self._troupe.give_back(player)
+        for node in self._chosen_nodes:
+            self._node_pool.give_back(node)
 
 
 def ranked(nodes: Sequence[P], size: int | None = None, *, within_s: float = PATIENCE_S) -> list[P]:
@@ -250,7 +250,7 @@ def serving_first(nodes: Sequence[P]) -> list[P]:
     return sorted(nodes, key=lambda node: not node.serves())
 
 
-def until_closed(node: Part) -> None:
+def until_closed(node: NodeCommands) -> None:
     """Wait until the run is closed as this node sees it."""
     deadline = time.monotonic() + PATIENCE_S
     while not node.is_closed():

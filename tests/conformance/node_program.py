@@ -1,7 +1,7 @@
 """A node as a process of its own, on any backend: `python -m tests.conformance.node_program [--skew S] [--without-torch]`.
 
-Commands come in, and events go out, as JSON lines.  A process plays one node after another, until it is killed; commands
-with a `who` are for another node that it plays beside the first.
+Commands come in, and events go out, as JSON lines.  A process is one node after another, until it is killed; commands
+with a `who` are for a second node in it.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from typing import Any
 from tests.conformance.user_backends import LockedFileBackend, SilentFileBackend
 
 
-class Voice(threading.local):
-    """Which play a thread speaks for, and which node of it; that of others is their own."""
+class EventSender(threading.local):
+    """The test that a thread reports to, and the node that it reports of."""
 
-    play = 0
+    test = 0
     who = ""
 
 
-_speaking = threading.Lock()
-_voice = Voice()
-_plays = [0]
+_printing = threading.Lock()
+_reports = EventSender()
+_tests = [0]
 
 
 def say(event: str, **details: Any) -> None:
-    """One line for the test to read; who is left over from an earlier play is not heard any more."""
-    with _speaking:
-        if _voice.play == _plays[-1]:
-            print(json.dumps({"event": event, "who": _voice.who, **details}), flush=True)
+    """One line for the test to read; threads that are left from an earlier test print nothing."""
+    with _printing:
+        if _reports.test == _tests[-1]:
+            print(json.dumps({"event": event, "who": _reports.who, **details}), flush=True)
 
 
-def perform(play: int, who: str, act: Callable[..., None], *arguments: Any) -> None:
-    """Act in a thread that speaks for this play and node only."""
-    _voice.play, _voice.who = play, who
+def act_for(test: int, who: str, act: Callable[..., None], *arguments: Any) -> None:
+    """Run a command in a thread that reports to this test, of this node."""
+    _reports.test, _reports.who = test, who
     act(*arguments)
 
 
-def begin_play() -> None:
-    """From now on nobody speaks but this thread and those that it starts."""
-    with _speaking:
-        _plays.append(_plays[-1] + 1)
-        _voice.play = _plays[-1]
+def begin_test() -> None:
+    """From now on only this thread and those that it starts print anything."""
+    with _printing:
+        _tests.append(_tests[-1] + 1)
+        _reports.test = _tests[-1]
 
 
-class Puppet:
+class CommandedNode:
     """Does what it is told: each method is a command."""
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class Puppet:
         where = info.bootstrap_store_info
         self.info, self.world = info, f"{where.master_addr}:{where.master_port}"
         say("placed", rank=info.rank, size=info.world_size, fence=self.world)
-        act = (_voice.play, _voice.who, self.watch, handler, self.world)
-        threading.Thread(target=perform, args=act, daemon=True).start()
+        act = (_reports.test, _reports.who, self.watch, handler, self.world)
+        threading.Thread(target=act_for, args=act, daemon=True).start()
 
     def watch(self, handler: Any, world: str) -> None:
         """Ask as torch's agent does, only more often."""
@@ -148,8 +148,8 @@ class Puppet:
         threading.Event().wait(seconds)
         say("bided", count=self.handler.num_nodes_waiting())
 
-    def leave_stage(self) -> None:
-        """The play is over; what was opened is let go without ceremony."""
+    def leave_run(self) -> None:
+        """The test is over: what was opened is closed."""
         handler, self.handler, self.world = self.handler, None, ""
         if hasattr(handler, "_member"):
             handler._member.stop()
@@ -157,12 +157,12 @@ class Puppet:
             handler.shutdown()  # the older etcd protocol: whoever still waits ends by that
 
 
-def reset(puppets: dict[str, Puppet]) -> None:
-    """The next play begins, with nobody on the stage."""
-    for puppet in puppets.values():
-        puppet.leave_stage()
-    puppets.clear()
-    begin_play()
+def reset(nodes: dict[str, CommandedNode]) -> None:
+    """The next test begins, without nodes."""
+    for node in nodes.values():
+        node.leave_run()
+    nodes.clear()
+    begin_test()
     say("reset")
 
 
@@ -203,15 +203,15 @@ def main() -> None:
         stores_c10d.has_torch = lambda: False
     else:
         import torch.distributed  # noqa: F401  # now, and not in the middle of a test
-    puppets: dict[str, Puppet] = {}
-    begin_play()
+    nodes: dict[str, CommandedNode] = {}
+    begin_test()
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)
         do, who = order.pop("do"), order.pop("who", "")
-        command = partial(reset, puppets) if do == "reset" else getattr(puppets.setdefault(who, Puppet()), do)
-        act = (_plays[-1], who, obey, command, order)
-        threading.Thread(target=perform, args=act, daemon=True).start()
+        command = partial(reset, nodes) if do == "reset" else getattr(nodes.setdefault(who, CommandedNode()), do)
+        act = (_tests[-1], who, obey, command, order)
+        threading.Thread(target=act_for, args=act, daemon=True).start()
 
 
 if __name__ == "__main__":

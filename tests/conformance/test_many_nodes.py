@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.backend_kinds import KINDS
-from tests.support.node_processes import Actor
+from tests.support.node_processes import ControlledProcess
 
 PROCESSES = 4
 LIMIT_S = 60.0
@@ -20,18 +20,19 @@ def test_a_crowd_forms(kind: str, total: int, tmp_path_factory: pytest.TempPathF
     name = "c10d tcp, torch's store" if kind == "torch" else "c10d tcp, our store"
     medium = KINDS[name].start(tmp_path_factory.mktemp("medium"))
     share = str(total // PROCESSES)
-    crowds: list[Actor] = []
+    groups: list[ControlledProcess] = []
     try:
-        crowds += [
-            Actor("tests.conformance.many_nodes", share, str(total), medium.endpoint, kind) for _ in range(PROCESSES)
+        groups += [
+            ControlledProcess("tests.conformance.many_nodes", share, str(total), medium.endpoint, kind)
+            for _ in range(PROCESSES)
         ]
-        for crowd in crowds:
-            crowd.expect("ready", 120.0)
-        for crowd in crowds:
-            crowd.order("go")
-        formed = [crowd.expect("formed", LIMIT_S) for crowd in crowds]
+        for group in groups:
+            group.expect("ready", 120.0)
+        for group in groups:
+            group.order("go")
+        formed = [group.expect("formed", LIMIT_S) for group in groups]
     finally:
-        for crowd in crowds:
-            crowd.kill()
+        for group in groups:
+            group.kill()
         medium.end()
     assert sorted(rank for event in formed for rank in event["ranks"]) == list(range(total))

@@ -94,7 +94,7 @@ class NodeProcess:
         self._said.put(None)
 
 
-class Crowd:
+class LegacyNodeGroup:
     """The nodes of one run, and a look at its state."""
 
     def __init__(self, endpoint: str, run_id: str, least: int, most: int, last_call: int = 1) -> None:
@@ -123,8 +123,8 @@ class Crowd:
 
 
 @contextmanager
-def crowd(endpoint: str, run_id: str, least: int, most: int, last_call: int = 1) -> Iterator[Crowd]:
-    nodes = Crowd(endpoint, run_id, least, most, last_call)
+def legacy_nodes(endpoint: str, run_id: str, least: int, most: int, last_call: int = 1) -> Iterator[LegacyNodeGroup]:
+    nodes = LegacyNodeGroup(endpoint, run_id, least, most, last_call)
     try:
         yield nodes
     finally:

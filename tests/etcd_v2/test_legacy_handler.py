@@ -44,7 +44,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-class Stage:
+class LegacyRun:
     """Nodes of one run in threads of this process."""
 
     def __init__(self, endpoint: str, run_id: str, pool: ThreadPoolExecutor, client: Any) -> None:
@@ -74,50 +74,50 @@ class Stage:
 
 
 @pytest.fixture
-def stage(etcd: Cluster, name: str, pool: ThreadPoolExecutor) -> Stage:
-    return Stage(etcd.endpoint, name, pool, etcd.client())
+def legacy_run(etcd: Cluster, name: str, pool: ThreadPoolExecutor) -> LegacyRun:
+    return LegacyRun(etcd.endpoint, name, pool, etcd.client())
 
 
 @pytest.fixture
-def one(one_etcd: Cluster, name: str, pool: ThreadPoolExecutor) -> Stage:
-    return Stage(one_etcd.endpoint, name, pool, one_etcd.client())
+def one(one_etcd: Cluster, name: str, pool: ThreadPoolExecutor) -> LegacyRun:
+    return LegacyRun(one_etcd.endpoint, name, pool, one_etcd.client())
 
 
 # The protocol ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_keys_of_a_world_are_those_of_the_protocol(stage: Stage) -> None:
-    first, second = stage.node(2, 2), stage.node(2, 2)
-    infos = stage.meet(first, second)
+def test_the_keys_of_a_world_are_those_of_the_protocol(legacy_run: LegacyRun) -> None:
+    first, second = legacy_run.node(2, 2), legacy_run.node(2, 2)
+    infos = legacy_run.meet(first, second)
     assert sorted(info.rank for info in infos) == [0, 1]
     assert {info.world_size for info in infos} == {2}
-    node = stage.active
-    rdzv = f"{stage.root}/rdzv"
+    node = legacy_run.active
+    rdzv = f"{legacy_run.root}/rdzv"
     state = json.loads(node.value)
     assert sorted(state.pop("keep_alives")) == [f"{rdzv}/v_1/rank_0", f"{rdzv}/v_1/rank_1"]
     assert state == {"status": "final", "version": "1", "participants": [0, 1], "num_workers_waiting": 0}
     assert node.ttl is None
     assert not protocol.is_mixed(node.value)
-    assert stage.client.read(f"{rdzv}/version_counter").value == "1"
-    assert 0 < stage.client.read(f"{rdzv}/v_1/rank_0").ttl <= 10
-    assert 7100 < stage.client.read(stage.root).ttl <= 7200
+    assert legacy_run.client.read(f"{rdzv}/version_counter").value == "1"
+    assert 0 < legacy_run.client.read(f"{rdzv}/v_1/rank_0").ttl <= 10
+    assert 7100 < legacy_run.client.read(legacy_run.root).ttl <= 7200
     infos[0].store.set("key", "value")
     assert infos[1].store.get("key") == b"value"
-    assert stage.client.read(f"{rdzv}/v_1/kv/a2V5").value == "dmFsdWU="
+    assert legacy_run.client.read(f"{rdzv}/v_1/kv/a2V5").value == "dmFsdWU="
     stores = [info.bootstrap_store_info for info in infos]
     assert stores[0] == stores[1]
-    assert (first.get_backend(), first.get_run_id(), first.num_nodes_waiting()) == ("etcd", stage.run_id, 0)
+    assert (first.get_backend(), first.get_run_id(), first.num_nodes_waiting()) == ("etcd", legacy_run.run_id, 0)
 
 
-def test_the_last_call_waits_for_more_and_ends(stage: Stage) -> None:
-    nodes = [stage.node(1, 3), stage.node(1, 3)]
+def test_the_last_call_waits_for_more_and_ends(legacy_run: LegacyRun) -> None:
+    nodes = [legacy_run.node(1, 3), legacy_run.node(1, 3)]
     began = time.monotonic()
-    infos = stage.meet(*nodes)
+    infos = legacy_run.meet(*nodes)
     assert {info.world_size for info in infos} == {2}
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_last_call_lasts_longer_where_a_node_of_pytorchs_was_seen_by_anybody(one: Stage) -> None:
+def test_a_last_call_lasts_longer_where_a_node_of_pytorchs_was_seen_by_anybody(one: LegacyRun) -> None:
     """Theirs take a second to come back; the one who keeps the last call knows it from another of ours."""
     first, keeper, late = (one.node(2, 3, last_call_timeout=0) for _ in range(3))
     theirs = json.dumps({"status": "joinable", "version": "1", "participants": []})
@@ -132,7 +132,7 @@ def test_a_last_call_lasts_longer_where_a_node_of_pytorchs_was_seen_by_anybody(o
     assert protocol.is_mixed(one.active.value)
 
 
-def test_the_one_who_completes_min_keeps_the_state_alive(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_who_completes_min_keeps_the_state_alive(one: LegacyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "JOINABLE_TTL_S", 2)
     joining = one.join(one.node(1, 2, last_call_timeout=5))
     wait_until(lambda: one.state().get("participants") == [0])
@@ -141,7 +141,7 @@ def test_the_one_who_completes_min_keeps_the_state_alive(one: Stage, monkeypatch
     assert one.state()["version"] == "1"
 
 
-def test_below_min_the_state_has_no_end(one: Stage) -> None:
+def test_below_min_the_state_has_no_end(one: LegacyRun) -> None:
     joining = one.join(one.node(2, 2))
     wait_until(lambda: one.state().get("participants") == [0])
     assert one.active.ttl is None
@@ -149,18 +149,18 @@ def test_below_min_the_state_has_no_end(one: Stage) -> None:
     assert joining[0].result(SOON_S).world_size == 2
 
 
-def test_a_late_joiner_is_announced_and_let_in(stage: Stage) -> None:
-    first, second, late = (stage.node(2, 3) for _ in range(3))
-    stage.meet(first, second)
-    joining = stage.join(late)
+def test_a_late_joiner_is_announced_and_let_in(legacy_run: LegacyRun) -> None:
+    first, second, late = (legacy_run.node(2, 3) for _ in range(3))
+    legacy_run.meet(first, second)
+    joining = legacy_run.join(late)
     wait_until(lambda: first.num_nodes_waiting() == 1)
     assert second.num_nodes_waiting() == 1
-    infos = [*stage.meet(first, second), joining[0].result(SOON_S)]
+    infos = [*legacy_run.meet(first, second), joining[0].result(SOON_S)]
     assert sorted(info.rank for info in infos) == [0, 1, 2]
-    assert stage.state()["version"] == "2"
+    assert legacy_run.state()["version"] == "2"
 
 
-def test_who_was_left_behind_is_told(one: Stage) -> None:
+def test_who_was_left_behind_is_told(one: LegacyRun) -> None:
     """Others have gone on to another version before this node looked."""
     nodes = [one.node(1, 2, last_call_timeout=2) for _ in range(2)]
     one.meet(*nodes)
@@ -171,9 +171,9 @@ def test_who_was_left_behind_is_told(one: Stage) -> None:
     assert again[0].result(SOON_S).world_size == 2
 
 
-def test_closing_ends_every_entrance(stage: Stage) -> None:
-    node, other = stage.node(1, 1), stage.node(2, 2)
-    stage.meet(node)
+def test_closing_ends_every_entrance(legacy_run: LegacyRun) -> None:
+    node, other = legacy_run.node(1, 1), legacy_run.node(2, 2)
+    legacy_run.meet(node)
     assert not node.is_closed()
     node.set_closed()
     node.set_closed()
@@ -182,11 +182,11 @@ def test_closing_ends_every_entrance(stage: Stage) -> None:
     assert node.num_nodes_waiting() == 0
     with pytest.raises(RendezvousClosedError, match="is closed"):
         other.next_rendezvous()
-    state = stage.state()
+    state = legacy_run.state()
     assert (state["status"], state["version"], state["participants"]) == ("closed", "1", [0])
 
 
-def test_closing_reaches_those_who_wait(one: Stage) -> None:
+def test_closing_reaches_those_who_wait(one: LegacyRun) -> None:
     joining = one.join(one.node(2, 2))
     wait_until(lambda: one.state().get("participants") == [0])
     assert one.node(2, 2).shutdown()
@@ -194,21 +194,21 @@ def test_closing_reaches_those_who_wait(one: Stage) -> None:
         joining[0].result(SOON_S)
 
 
-def test_a_time_out_has_a_sentence(one: Stage) -> None:
+def test_a_time_out_has_a_sentence(one: LegacyRun) -> None:
     with pytest.raises(
         RendezvousTimeoutError, match=r"within 1 s: 1 of at least 2 nodes are here for version 1; 1 more must come"
     ):
         one.node(2, 3, timeout=1).next_rendezvous()
 
 
-def test_a_state_that_makes_no_sense_is_a_state_error(one: Stage) -> None:
+def test_a_state_that_makes_no_sense_is_a_state_error(one: LegacyRun) -> None:
     for text in ("no json", "[]", '{"status": "what"}', '{"status": "joinable", "version": "1"}'):
         one.client.write(f"{one.root}/rdzv/active_version", text)
         with pytest.raises(RendezvousStateError):
             one.node(1, 1).next_rendezvous()
 
 
-def test_a_node_that_died_before_it_confirmed_is_left_out(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_died_before_it_confirmed_is_left_out(one: LegacyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place in the frozen state expires, and the others begin anew."""
     monkeypatch.setattr(protocol, "FROZEN_TTL_S", 2)
     one.node(1, 1)
@@ -218,7 +218,7 @@ def test_a_node_that_died_before_it_confirmed_is_left_out(one: Stage, monkeypatc
     assert one.state()["version"] == "1"
 
 
-def test_extra_data_is_kept_beside_a_version(one: Stage, one_etcd: Cluster, pool: ThreadPoolExecutor) -> None:
+def test_extra_data_is_kept_beside_a_version(one: LegacyRun, one_etcd: Cluster, pool: ThreadPoolExecutor) -> None:
     rendezvous = EtcdRendezvous(one_etcd.client(), "/torchelastic/p2p", one.run_id, 1, 1, 60, 1)
     assert rendezvous.rendezvous_barrier() == ("1", 0, 1)
     waiting = pool.submit(rendezvous.load_extra_data, "1", "key")
@@ -259,7 +259,9 @@ def test_a_bad_option_is_a_value_error(one_etcd: Cluster, option: str, value: An
         create_rdzv_handler(params(one_etcd.endpoint, "run", 1, 1, **{option: value}))
 
 
-def test_no_time_is_a_time_out_and_an_unknown_option_is_ignored(one: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_time_is_a_time_out_and_an_unknown_option_is_ignored(
+    one: LegacyRun, caplog: pytest.LogCaptureFixture
+) -> None:
     node = one.node(2, 2, timeout=0, is_host=True, tiemout=5, cert="", key="", cacert="", etcd_prefix="")
     with pytest.raises(RendezvousTimeoutError):
         node.next_rendezvous()
@@ -267,7 +269,7 @@ def test_no_time_is_a_time_out_and_an_unknown_option_is_ignored(one: Stage, capl
     assert "has no option 'tiemout', and ignores it. Did you mean 'timeout'?" in caplog.text
 
 
-def test_runs_may_lie_in_the_root_directory(one: Stage) -> None:
+def test_runs_may_lie_in_the_root_directory(one: LegacyRun) -> None:
     """A node that waits there does not take a healthy world for one that has lost somebody."""
     first, second, late = (one.node(2, 3, etcd_prefix="/") for _ in range(3))
     before = one.meet(first, second)
@@ -297,14 +299,14 @@ def test_https_with_client_certificates(name: str) -> None:
 # Where PyTorch's stops ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_nobody_began_can_be_closed(stage: Stage) -> None:
-    stage.node(1, 1).set_closed()
-    assert stage.state() == {"status": "closed"}
+def test_a_run_that_nobody_began_can_be_closed(legacy_run: LegacyRun) -> None:
+    legacy_run.node(1, 1).set_closed()
+    assert legacy_run.state() == {"status": "closed"}
     with pytest.raises(RendezvousClosedError):
-        stage.node(1, 1).next_rendezvous()
+        legacy_run.node(1, 1).next_rendezvous()
 
 
-def test_answers_that_get_lost_cost_nobody_a_place(one: Stage, proxy: Proxy) -> None:
+def test_answers_that_get_lost_cost_nobody_a_place(one: LegacyRun, proxy: Proxy) -> None:
     """Each write of one node is carried out and not answered, once."""
     behind = create_rdzv_handler(params(f"127.0.0.1:{proxy.port}", one.run_id, 2, 2))
     proxy.lose_answer_to(*["PUT"] * 8)
@@ -314,7 +316,7 @@ def test_answers_that_get_lost_cost_nobody_a_place(one: Stage, proxy: Proxy) -> 
     assert proxy.lost == 8
 
 
-def test_a_wait_outlives_a_history_that_was_cleared(one: Stage, proxy: Proxy) -> None:
+def test_a_wait_outlives_a_history_that_was_cleared(one: LegacyRun, proxy: Proxy) -> None:
     joining = one.join(create_rdzv_handler(params(f"127.0.0.1:{proxy.port}", one.run_id, 2, 2)))
     proxy.wait_for("wait=true")
     for number in range(1100):
@@ -323,7 +325,7 @@ def test_a_wait_outlives_a_history_that_was_cleared(one: Stage, proxy: Proxy) ->
     assert joining[0].result(SOON_S).world_size == 2
 
 
-def test_a_keep_alive_key_that_was_lost_comes_back(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keep_alive_key_that_was_lost_comes_back(one: LegacyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "KEEP_ALIVE_TTL_S", 2)
     handler = one.node(1, 1)
     one.meet(handler)
@@ -334,7 +336,7 @@ def test_a_keep_alive_key_that_was_lost_comes_back(one: Stage, monkeypatch: pyte
     assert one.meet(handler)[0].world_size == 1
 
 
-def test_keeping_alive_outlives_every_error(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeping_alive_outlives_every_error(one: LegacyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     from rallypoint.stores.etcd_v2.keys import Keys
 
     monkeypatch.setattr(protocol, "KEEP_ALIVE_TTL_S", 2)
@@ -355,7 +357,7 @@ def test_keeping_alive_outlives_every_error(one: Stage, monkeypatch: pytest.Monk
     assert handler.num_nodes_waiting() == 0
 
 
-def test_a_handler_that_is_dropped_lets_its_key_expire(one: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_is_dropped_lets_its_key_expire(one: LegacyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "KEEP_ALIVE_TTL_S", 2)
     handler = one.node(1, 1)
     one.meet(handler)
@@ -367,12 +369,12 @@ def test_a_handler_that_is_dropped_lets_its_key_expire(one: Stage, monkeypatch: 
 
 
 def test_joining_outlives_a_restart_of_etcd(own_etcd: Cluster, pool: ThreadPoolExecutor) -> None:
-    stage = Stage(own_etcd.endpoint, "run", pool, own_etcd.client())
-    nodes = [stage.node(2, 2) for _ in range(2)]
-    joining = stage.join(nodes[0])
-    wait_until(lambda: stage.state().get("participants") == [0])
+    legacy_run = LegacyRun(own_etcd.endpoint, "run", pool, own_etcd.client())
+    nodes = [legacy_run.node(2, 2) for _ in range(2)]
+    joining = legacy_run.join(nodes[0])
+    wait_until(lambda: legacy_run.state().get("participants") == [0])
     own_etcd.members[0].kill()
-    joining += stage.join(nodes[1])
+    joining += legacy_run.join(nodes[1])
     own_etcd.members[0].start()
     assert {future.result(SOON_S).world_size for future in joining} == {2}
     own_etcd.members[0].kill()
@@ -386,19 +388,19 @@ def test_joining_outlives_a_restart_of_etcd(own_etcd: Cluster, pool: ThreadPoolE
 
 
 def test_joining_outlives_elections(own_cluster: Cluster, pool: ThreadPoolExecutor) -> None:
-    stage = Stage(own_cluster.endpoints, "run", pool, own_cluster.client())
-    nodes = [stage.node(2, 2) for _ in range(2)]
-    joining = stage.join(nodes[0])
-    wait_until(lambda: stage.state().get("participants") == [0])
+    legacy_run = LegacyRun(own_cluster.endpoints, "run", pool, own_cluster.client())
+    nodes = [legacy_run.node(2, 2) for _ in range(2)]
+    joining = legacy_run.join(nodes[0])
+    wait_until(lambda: legacy_run.state().get("participants") == [0])
     leader = own_cluster.leader()
     leader.kill()
-    joining += stage.join(nodes[1])
+    joining += legacy_run.join(nodes[1])
     assert {future.result(SOON_S).world_size for future in joining} == {2}
     assert isinstance(nodes[0], EtcdRendezvousHandler)
     assert nodes[0].shutdown()
 
 
-def test_a_rank_0_that_dies_before_it_says_where_to_meet_holds_nobody_up(one: Stage, one_etcd: Cluster) -> None:
+def test_a_rank_0_that_dies_before_it_says_where_to_meet_holds_nobody_up(one: LegacyRun, one_etcd: Cluster) -> None:
     silent = EtcdRendezvous(one_etcd.client(), "/torchelastic/p2p", one.run_id, 2, 2, 60, 1)
     barrier = one.pool.submit(silent.rendezvous_barrier)
     wait_until(lambda: one.state().get("participants") == [0])

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from rallypoint.elastic.etcd_rendezvous import EtcdRendezvous
-from tests.etcd_v2.legacy_node_processes import Crowd, NodeProcess, crowd
+from tests.etcd_v2.legacy_node_processes import LegacyNodeGroup, NodeProcess, legacy_nodes
 from tests.support.etcd_servers import Cluster, wait_until
 
 LIBRARIES = ("torch", "ours")
@@ -37,7 +37,7 @@ def test_one_world_of_both_in_all_other_ways(one_etcd: Cluster, name: str, roles
 
 def test_a_node_of_torchs_is_not_too_late_for_those_who_are_back_at_once(one_etcd: Cluster, name: str) -> None:
     """Ours regroup within milliseconds, without a last call; torch's sleeps for a second first."""
-    with crowd(one_etcd.endpoint, name, 2, 3, last_call=0) as nodes:
+    with legacy_nodes(one_etcd.endpoint, name, 2, 3, last_call=0) as nodes:
         ours = [nodes.start("ours", "A"), nodes.start("ours", "B")]
         meet(ours)
         meet([*ours, nodes.start("torch", "C")])
@@ -63,7 +63,7 @@ print(theirs.load_extra_data({version!r}, "ours"))
 
 def live(etcd: Cluster, run_id: str, creator: str, keeper: str, late: str, killed: str) -> None:
     """A world of two, of three after a late joiner, and of three again after one was killed and another came."""
-    with crowd(etcd.endpoint, run_id, 2, 3) as nodes:
+    with legacy_nodes(etcd.endpoint, run_id, 2, 3) as nodes:
         a, b = form_of_two(nodes, creator, keeper)
         c = nodes.start(late, "C")
         members = [a, b, c]
@@ -77,7 +77,7 @@ def live(etcd: Cluster, run_id: str, creator: str, keeper: str, late: str, kille
         wait_until(lambda: (nodes.state() or {}).get("status") == "closed")
 
 
-def form_of_two(nodes: Crowd, creator: str, keeper: str) -> tuple[NodeProcess, NodeProcess]:
+def form_of_two(nodes: LegacyNodeGroup, creator: str, keeper: str) -> tuple[NodeProcess, NodeProcess]:
     a = nodes.start(creator, "A")
     wait_until(lambda: (nodes.state() or {}).get("participants") == [0])
     a.signal(signal.SIGSTOP)

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.etcd_node_processes import EtcdNode, EtcdStage, by_rank
+from tests.support.etcd_node_processes import EtcdNode, EtcdProcesses, by_rank
 from tests.support.etcd_servers import binary
 from tests.support.network_namespaces import Lan
 from tests.support.waiting import until
 
 
-class Town:
+class EtcdHosts:
     """Three hosts, each with a member of etcd, on one network for clients and another for the members among themselves."""
 
     def __init__(self, lan: Lan, folder: Path, version: str) -> None:
@@ -111,7 +111,7 @@ class Town:
 
     def node(
         self,
-        stage: EtcdStage,
+        processes: EtcdProcesses,
         run: str,
         number: int,
         nodes: str,
@@ -120,19 +120,21 @@ class Town:
         **options: Any,
     ) -> EtcdNode:
         """A node on a host that joins a run; the first member in its list is `first`, or that of its own host."""
-        node = stage.node(name or f"n{number}", before=self.hosts[number])
+        node = processes.node(name or f"n{number}", before=self.hosts[number])
         near = self.near(number if first is None else first)
         node.join(near, nodes, run, **{"last_call_timeout": 0.0 if nodes == "3:4" else 30.0, **options})
         return node
 
-    def form(self, stage: EtcdStage, run: str, nodes: str, *, server: int, companion: bool = False) -> list[EtcdNode]:
+    def form(
+        self, processes: EtcdProcesses, run: str, nodes: str, *, server: int, companion: bool = False
+    ) -> list[EtcdNode]:
         """A node on each host, in one world, which the one on this host serves; where it has a companion, that is the last."""
-        made = {server: self.node(stage, run, server, nodes)}
+        made = {server: self.node(processes, run, server, nodes)}
         until(lambda: made[server].standing()["claim"], "it serves")
-        made |= {number: self.node(stage, run, number, nodes) for number in range(3) if number != server}
+        made |= {number: self.node(processes, run, number, nodes) for number in range(3) if number != server}
         placed = [made[number] for number in range(3)]
         if companion:
-            placed.append(self.node(stage, run, server, nodes, "companion"))
+            placed.append(self.node(processes, run, server, nodes, "companion"))
         by_rank(placed, round=1)
         return placed
 
@@ -168,12 +170,12 @@ class Town:
 
 
 @contextmanager
-def town(folder: Path, version: str) -> Iterator[Town]:
-    """A town that goes with the block."""
+def etcd_hosts(folder: Path, version: str) -> Iterator[EtcdHosts]:
+    """Hosts that end with the block."""
     with ExitStack() as stack:
         lan = Lan()
         stack.callback(lan.end)
-        made = Town(lan, folder, version)
+        made = EtcdHosts(lan, folder, version)
         stack.callback(made.kill)
         made.start()
         yield made

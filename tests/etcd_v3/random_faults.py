@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.etcd_v3.invariants import Event, recorded
-from tests.support.etcd_node_processes import OPTIONS, EtcdNode, EtcdStage, Observer, observing
+from tests.support.etcd_node_processes import OPTIONS, EtcdNode, EtcdProcesses, Observer, observing
 from tests.support.etcd_servers import Cluster, Member
 from tests.support.etcd_tools import status_of
 from tests.support.waiting import until
@@ -24,11 +24,13 @@ DECK = {"leave": 5, "kill": 3, "server": 3, "member": 3, "stop": 1}
 """What happens, and how often in so many steps, whatever the dice say."""
 
 
-class Crowd:
+class NodeGroup:
     """Nodes that join again by themselves, and come back when they are killed."""
 
-    def __init__(self, stage: EtcdStage, cluster: Cluster, run: str, folder: Path, *, kills_members: bool) -> None:
-        self.stage, self.cluster, self.run, self.folder = stage, cluster, run, folder
+    def __init__(
+        self, processes: EtcdProcesses, cluster: Cluster, run: str, folder: Path, *, kills_members: bool
+    ) -> None:
+        self.processes, self.cluster, self.run, self.folder = processes, cluster, run, folder
         self.kills_members = kills_members
         self.alive: list[EtcdNode] = []
         self.killed: dict[str, float] = {}
@@ -40,7 +42,7 @@ class Crowd:
         """So many new processes, each with a record of its own."""
         names = [f"n{self.count + number}" for number in range(count)]
         self.count += count
-        for node in self.stage.nodes(*names):
+        for node in self.processes.nodes(*names):
             node.ask("record", "recording", path=str(self.folder / f"{node.name}.jsonl"))
             self.join(node)
             self.alive.append(node)
@@ -132,46 +134,46 @@ class Crowd:
         until(self.is_together, "all are together", PATIENCE_S)
 
 
-def play(crowd: Crowd, observer: Observer, seed: int, rounds: int) -> Counter[str]:
+def play(group: NodeGroup, observer: Observer, seed: int, rounds: int) -> Counter[str]:
     """Do harm until there were so many rounds; what was done, and how often."""
     chance, done = random.Random(seed), Counter[str]()
     deck: list[str] = []
-    crowd.arrive(CROWD)
-    crowd.meet()
-    while crowd.round < rounds:
+    group.arrive(CROWD)
+    group.meet()
+    while group.round < rounds:
         if not deck:
             deck = [what for what, count in DECK.items() for _ in range(count)]
             chance.shuffle(deck)
         what = deck.pop()
         done[what] += 1
         if what in ("leave", "stop"):
-            crowd.meet()  # only who is in a world is missed
-        node = chance.choice(crowd.members if what in ("leave", "stop") else crowd.alive)
+            group.meet()  # only who is in a world is missed
+        node = chance.choice(group.members if what in ("leave", "stop") else group.alive)
         if what == "server":
-            node = observer.server(crowd.alive)
+            node = observer.server(group.alive)
         if what in ("kill", "server"):
-            crowd.kill(node)
-            if chance.random() < 0.3 and len(crowd.alive) > 2:
-                crowd.kill(chance.choice(crowd.alive))
+            group.kill(node)
+            if chance.random() < 0.3 and len(group.alive) > 2:
+                group.kill(chance.choice(group.alive))
         elif what == "leave":
             node.ask("withdraw", "left")
-            crowd.join(node)
+            group.join(node)
         elif what == "stop":
-            stalls = crowd.stalls(node)
+            stalls = group.stalls(node)
             node.pause()
-            others, before = [other for other in crowd.alive if other is not node], crowd.round
-            until(partial(crowd.is_beyond, before, others), "it is missed", PATIENCE_S)
+            others, before = [other for other in group.alive if other is not node], group.round
+            until(partial(group.is_beyond, before, others), "it is missed", PATIENCE_S)
             node.resume()
-            until(partial(crowd.has_stalled, node, stalls), "it has written down that it stood still", PATIENCE_S)
+            until(partial(group.has_stalled, node, stalls), "it has written down that it stood still", PATIENCE_S)
         elif what == "member":
-            crowd.restore()
-            crowd.end(chance.choice(crowd.cluster.members))
-        if len(crowd.alive) < 3 or (len(crowd.alive) < CROWD and chance.random() < 0.7):
-            crowd.arrive(CROWD - len(crowd.alive))
+            group.restore()
+            group.end(chance.choice(group.cluster.members))
+        if len(group.alive) < 3 or (len(group.alive) < CROWD and chance.random() < 0.7):
+            group.arrive(CROWD - len(group.alive))
         if chance.random() < 0.7:
-            crowd.meet()
-    crowd.restore()
-    if len(crowd.alive) < CROWD:
-        crowd.arrive(CROWD - len(crowd.alive))
-    crowd.meet()
+            group.meet()
+    group.restore()
+    if len(group.alive) < CROWD:
+        group.arrive(CROWD - len(group.alive))
+    group.meet()
     return done

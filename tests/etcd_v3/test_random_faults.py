@@ -12,8 +12,8 @@ from rallypoint.core.model import RecordedWorld, rank_bitmap
 from rallypoint.messages.types import Bounds, Ending
 from rallypoint.record import Claim, Record, RecordedEnding
 from tests.etcd_v3.invariants import LATE_S, Event, History, check, recorded
-from tests.etcd_v3.random_faults import Crowd, play
-from tests.support.etcd_node_processes import EtcdStage, Observer, observing
+from tests.etcd_v3.random_faults import NodeGroup, play
+from tests.support.etcd_node_processes import EtcdProcesses, Observer, observing
 from tests.support.etcd_tools import etcd
 from tests.support.waiting import until
 
@@ -32,39 +32,39 @@ START = datetime(2026, 1, 1, tzinfo=timezone.utc)
     ],
 )
 def test_rounds_under_random_kills(
-    stage: EtcdStage, run: str, tmp_path: Path, version: str, seed: int, rounds: int, ending: str
+    processes: EtcdProcesses, run: str, tmp_path: Path, version: str, seed: int, rounds: int, ending: str
 ) -> None:
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        crowd = Crowd(stage, cluster, run, tmp_path, kills_members=version != "3.5")
-        done = play(crowd, observer, seed, rounds)
+        group = NodeGroup(processes, cluster, run, tmp_path, kills_members=version != "3.5")
+        done = play(group, observer, seed, rounds)
         for what in ("kill", "server", "member"):
             assert done[what] >= rounds / 15, done
-        stay_together(crowd, observer)
+        stay_together(group, observer)
         if ending == "finished":
-            finish_one_by_one(crowd, observer)
+            finish_one_by_one(group, observer)
         else:
-            told_closed(crowd, observer)
-        check(recorded(tmp_path), observer.history(), BOUNDS, crowd.killed)
+            told_closed(group, observer)
+        check(recorded(tmp_path), observer.history(), BOUNDS, group.killed)
 
 
-def stay_together(crowd: Crowd, observer: Observer) -> None:
+def stay_together(group: NodeGroup, observer: Observer) -> None:
     """Long after the last fault everybody is where they should be, and stays there."""
-    round_, stalls = crowd.round, stalls_of(crowd)
+    round_, stalls = group.round, stalls_of(group)
     until(lambda: observer.is_quiet(QUIET_S), "nothing changes any more")
-    crowd.meet()
-    assert crowd.round == round_ or stalls_of(crowd) > stalls
+    group.meet()
+    assert group.round == round_ or stalls_of(group) > stalls
 
 
-def stalls_of(crowd: Crowd) -> int:
+def stalls_of(group: NodeGroup) -> int:
     """How often processes stood still up to now, on a machine that is too busy."""
-    return sum(map(crowd.stalls, crowd.alive))
+    return sum(map(group.stalls, group.alive))
 
 
-def finish_one_by_one(crowd: Crowd, observer: Observer) -> None:
+def finish_one_by_one(group: NodeGroup, observer: Observer) -> None:
     """In the end those who are in the world finish, one after the other, and nobody is told to regroup (rule 8)."""
-    members = sorted(crowd.members, key=lambda node: -int(crowd.place(node)["rank"]))
-    server, round_ = observer.server(crowd.alive), crowd.round
-    spares = [node for node in crowd.alive if node not in members]
+    members = sorted(group.members, key=lambda node: -int(group.place(node)["rank"]))
+    server, round_ = observer.server(group.alive), group.round
+    spares = [node for node in group.alive if node not in members]
     for number, node in enumerate(members, 1):
         node.order("finish")
         if node is not server and node is not members[-1]:
@@ -72,7 +72,7 @@ def finish_one_by_one(crowd: Crowd, observer: Observer) -> None:
         until(lambda number=number: have_finished(observer, number), "it is recorded")  # type: ignore[misc]
         for other in members[number:]:
             assert other.standing()["state"] == "HOLDS", other.account()
-            assert crowd.place(other)["round"] == round_, other.account()
+            assert group.place(other)["round"] == round_, other.account()
     for spare in spares:
         assert spare.failed("RendezvousGracefulExitError"), "it was not needed, and ends well (rule 7)"
     closing = observer.known().closing
@@ -87,19 +87,19 @@ def have_finished(observer: Observer, count: int) -> bool:
     )
 
 
-def told_closed(crowd: Crowd, observer: Observer) -> None:
+def told_closed(group: NodeGroup, observer: Observer) -> None:
     """In the end the run is closed, and everybody hears of it, be it later."""
-    members = crowd.members
+    members = group.members
     members[0].ask("close", "closed")
     closing = observer.known().closing
     assert closing is not None, "what is acknowledged is recorded"
-    for node in crowd.alive:
+    for node in group.alive:
         if node in members:
             node.expect("ended")
         else:
             node.failed("RendezvousClosedError")
-    late = crowd.stage.node("late")
-    late.join(crowd.cluster.endpoints, "2:4", crowd.run)
+    late = group.processes.node("late")
+    late.join(group.cluster.endpoints, "2:4", group.run)
     late.failed("RendezvousClosedError")
 
 

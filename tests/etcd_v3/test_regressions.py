@@ -12,7 +12,7 @@ from rallypoint.messages.types import Ending
 from tests.etcd_v3.writes_proxy import writes_proxy_to
 from tests.support.etcd_node_processes import (
     EtcdNode,
-    EtcdStage,
+    EtcdProcesses,
     Observer,
     by_rank,
     form,
@@ -23,16 +23,16 @@ from tests.support.etcd_node_processes import (
     undisturbed,
 )
 from tests.support.etcd_servers import Cluster, shared
-from tests.support.node_processes import Actor
+from tests.support.node_processes import ControlledProcess
 from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("gone", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_busy_node_is_in_no_world_that_it_did_not_ask_for_and_is_told_to_regroup(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, gone: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, gone: str
 ) -> None:
     """One withdraws, another is busy for longer than `regroup_timeout`, and then the server goes."""
-    nodes = form(stage, cluster.endpoints, run, *"abcd", nodes="2:5", last_call_timeout=1.0, regroup_timeout=1.0)
+    nodes = form(processes, cluster.endpoints, run, *"abcd", nodes="2:5", last_call_timeout=1.0, regroup_timeout=1.0)
     server = observer.server(nodes)
     quitter, busy, other = others(nodes, server)
     quitter.ask("withdraw", "left")
@@ -57,10 +57,10 @@ def test_a_busy_node_is_in_no_world_that_it_did_not_ask_for_and_is_told_to_regro
 
 @pytest.mark.parametrize("when", ["once it is recorded", "once all have left"])
 def test_a_run_id_that_is_used_again_after_its_server_was_killed_outlives_a_change_of_its_own_server(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, when: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, when: str
 ) -> None:
     """The server is killed just when the run has closed well; nothing of that is taken for the end of the next run."""
-    old = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+    old = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
     server = observer.server(old)
     (other,) = others(old, server)
     server.order("finish")
@@ -69,7 +69,7 @@ def test_a_run_id_that_is_used_again_after_its_server_was_killed_outlives_a_chan
     if when == "once all have left":
         other.expect("left")
     server.kill()
-    new = stage.nodes("c", "d", "e")
+    new = processes.nodes("c", "d", "e")
     for node in new:
         node.join(cluster.endpoints, "2:3", run, last_call_timeout=5.0)
     by_rank(new, size=3)
@@ -88,17 +88,17 @@ def test_a_run_id_that_is_used_again_after_its_server_was_killed_outlives_a_chan
     assert closing.ending is Ending.SUCCEEDED
 
 
-def test_a_claim_that_arrives_after_its_node_has_gone_stops_nobody(stage: EtcdStage, run: str) -> None:
+def test_a_claim_that_arrives_after_its_node_has_gone_stops_nobody(processes: EtcdProcesses, run: str) -> None:
     """The node gave up and is gone, and its write was only late: it names a server that never serves."""
     cluster = shared("3.5")
     with observing(cluster.endpoint, run) as observer, writes_proxy_to(cluster.members[0].port) as proxy:
-        gone = stage.node("gone")
+        gone = processes.node("gone")
         held = proxy.hold_writes()
         gone.join(proxy.endpoint, 2, run, join_timeout=2.0)
         assert held.one_came.wait(30.0)
         gone.failed("RendezvousTimeoutError")
         gone.kill()
-        nodes = stage.nodes("a", "b")
+        nodes = processes.nodes("a", "b")
         before = observer.revision()
         held.let_go()
         until(lambda: observer.revision() > before or observer.claims() == (), "it has arrived, or its lease is gone")
@@ -107,11 +107,13 @@ def test_a_claim_that_arrives_after_its_node_has_gone_stops_nobody(stage: EtcdSt
         by_rank(nodes, size=2)
 
 
-def test_a_node_that_gave_up_while_its_world_was_being_recorded_is_in_no_world(stage: EtcdStage, run: str) -> None:
+def test_a_node_that_gave_up_while_its_world_was_being_recorded_is_in_no_world(
+    processes: EtcdProcesses, run: str
+) -> None:
     """The others learn at once that it is gone, and regroup."""
     cluster = shared("3.5")
     with observing(cluster.endpoint, run) as observer, writes_proxy_to(cluster.members[0].port) as proxy:
-        server, hasty, new = stage.nodes("server", "hasty", "new")
+        server, hasty, new = processes.nodes("server", "hasty", "new")
         server.join(proxy.endpoint, 2, run, lease_ttl=30)
         assert observer.server([server]) is server
         held = proxy.hold_writes()
@@ -129,10 +131,10 @@ def test_a_node_that_gave_up_while_its_world_was_being_recorded_is_in_no_world(s
 
 
 def test_a_node_that_came_back_while_the_server_was_stopped_is_not_fenced(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """Its connection ends, it makes another in time, and the server hears of both when it goes on."""
-    nodes = form(stage, cluster.endpoints, run, *"abc", nodes="2:3", lease_ttl=30, heartbeat_timeout=20.0)
+    nodes = form(processes, cluster.endpoints, run, *"abc", nodes="2:3", lease_ttl=30, heartbeat_timeout=20.0)
     server = observer.server(nodes)
     back, other = others(nodes, server)
     server.pause()
@@ -145,9 +147,9 @@ def test_a_node_that_came_back_while_the_server_was_stopped_is_not_fenced(
 
 @pytest.mark.parametrize("then", ["goes on", "is killed"])
 def test_a_close_while_the_server_is_stopped_is_not_lost(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, then: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, then: str
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, *"abc", nodes=3, lease_ttl=20, heartbeat_timeout=15.0)
+    nodes = form(processes, cluster.endpoints, run, *"abc", nodes=3, lease_ttl=20, heartbeat_timeout=15.0)
     server = observer.server(nodes)
     asker, other = others(nodes, server)
     server.pause()
@@ -170,9 +172,11 @@ def is_closed(node: EtcdNode) -> bool:
     return bool(node.ask("waiting", "waiting")["closed"])
 
 
-def test_a_join_that_raised_is_counted_out(stage: EtcdStage, cluster: Cluster, run: str, observer: Observer) -> None:
+def test_a_join_that_raised_is_counted_out(
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
+) -> None:
     """Its handler is still there, and was not shut down."""
-    a, b, c = stage.nodes("a", "b", "c")
+    a, b, c = processes.nodes("a", "b", "c")
     a.join(cluster.endpoints, 3, run, join_timeout=1.5, do="join_and_stay")
     a.failed("RendezvousTimeoutError")
     for node in (b, c):
@@ -185,10 +189,10 @@ def test_a_join_that_raised_is_counted_out(stage: EtcdStage, cluster: Cluster, r
 
 
 @pytest.mark.parametrize("is_carried", [False, True], ids=["it never arrives", "its answer is lost"])
-def test_a_finish_whose_write_goes_wrong_once_is_a_finish(stage: EtcdStage, run: str, is_carried: bool) -> None:
+def test_a_finish_whose_write_goes_wrong_once_is_a_finish(processes: EtcdProcesses, run: str, is_carried: bool) -> None:
     cluster = shared("3.5")
     with observing(cluster.endpoint, run) as observer, writes_proxy_to(cluster.members[0].port) as proxy:
-        server, b, c = nodes = stage.nodes("server", "b", "c")
+        server, b, c = nodes = processes.nodes("server", "b", "c")
         server.join(proxy.endpoint, 3, run)
         assert observer.server([server]) is server
         for node in (b, c):
@@ -213,13 +217,13 @@ def test_a_finish_whose_write_goes_wrong_once_is_a_finish(stage: EtcdStage, run:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, rank: int
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, rank: int
 ) -> None:
     """Ctrl-C while it waits for the others; its process lives on, and another one serves."""
-    node = Actor("tests.etcd_v3.interrupted_program", cluster.endpoints, run, str(rank))
-    stage.actors.append(node)
+    node = ControlledProcess("tests.etcd_v3.interrupted_program", cluster.endpoints, run, str(rank))
+    processes.actors.append(node)
     until(observer.claims, "it serves")
-    other = stage.node("other")
+    other = processes.node("other")
     other.join(cluster.endpoints, 2, run, rank=1 - rank)
     node.expect("placed")
     other.placed(size=2)
@@ -240,9 +244,9 @@ def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
 
 
 def test_peers_during_a_regroup_are_no_reason_to_delete_anything(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, *"abc", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, *"abc", nodes="2:3")
     server = observer.server(nodes)
     quitter, asker = others(nodes, server)
     names = [peer[1] for peer in asker.ask("peers", "peers")["peers"]]

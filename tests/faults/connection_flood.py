@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Settings
-from tests.support.node_processes import Stage
-from tests.support.protocol_client import Wire
+from tests.support.node_processes import Processes
+from tests.support.protocol_client import ProtocolClient
 
 COUNTERS = ("ListenOverflows", "ListenDrops", "TCPSynRetrans", "TCPReqQFullDrop", "TCPReqQFullDoCookies")
 CALM = Settings(heartbeat_interval_s=600.0, heartbeat_timeout_s=3600.0)
@@ -44,13 +44,13 @@ def main(count: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     raise_loopback()
-    stage = Stage()
-    wires: list[Wire] = []
+    processes = Processes()
+    wires: list[ProtocolClient] = []
     try:
-        server = stage.server()
+        server = processes.server()
         before = counters()
         server.pause()
-        wires += [Wire("127.0.0.1", server.port) for _ in range(count)]
+        wires += [ProtocolClient("127.0.0.1", server.port) for _ in range(count)]
         server.resume()
         for number, wire in enumerate(wires):
             wire.hello("crowd", f"n{number}")
@@ -60,7 +60,7 @@ def main(count: int) -> None:
     finally:
         for wire in wires:
             wire.socket.close()
-        stage.end()
+        processes.end()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What strangers do to a server: nothing that its nodes would notice (rules 15, 16)."""
+"""What clients that are no nodes do to a server: nothing that its nodes would notice (rules 15, 16)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from rallypoint import protocol
 from rallypoint.server.service import RESERVE
-from tests.support.node_processes import NIMBLE, Node, Server, Stage, by_rank
-from tests.support.protocol_client import Wire
+from tests.support.node_processes import NIMBLE, Node, Processes, Server, by_rank
+from tests.support.protocol_client import ProtocolClient
 
 
 @pytest.fixture
-def world(stage: Stage) -> tuple[Server, list[Node]]:
-    server = stage.server()
-    nodes = stage.nodes("a", "b")
+def world(processes: Processes) -> tuple[Server, list[Node]]:
+    server = processes.server()
+    nodes = processes.nodes("a", "b")
     for node in nodes:
         node.join(server.endpoint, "2:3", **NIMBLE)
     return server, by_rank(nodes)
@@ -33,7 +33,7 @@ def _is_unharmed(server: Server, nodes: list[Node]) -> None:
     assert server.heard("lost") == server.heard("stderr") == []
 
 
-def _say(wire: Wire, data: bytes) -> protocol.Goodbye:
+def _say(wire: ProtocolClient, data: bytes) -> protocol.Goodbye:
     wire.socket.sendall(data)
     return wire.goodbye()
 
@@ -58,7 +58,7 @@ def test_garbage_ends_its_own_connection_with_a_reason_and_no_other(
 ) -> None:
     server, nodes = world
     data, why = GARBAGE[kind]
-    with Wire("127.0.0.1", server.port) as wire:
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         goodbye = _say(wire, data)
     assert why in goodbye.why
     assert goodbye.final
@@ -69,7 +69,7 @@ def test_random_bytes_after_a_hello_harm_nobody(world: tuple[Server, list[Node]]
     server, nodes = world
     chance = random.Random(3)
     for _ in range(50):
-        with Wire("127.0.0.1", server.port) as wire:
+        with ProtocolClient("127.0.0.1", server.port) as wire:
             wire.hello()
             body = chance.randbytes(chance.randrange(1, 2000))
             assert "a message cannot be read" in _say(wire, len(body).to_bytes(4, "big") + body).why
@@ -86,32 +86,32 @@ def test_half_a_frame_and_then_nothing_harms_nobody(world: tuple[Server, list[No
     ]
     with contextlib.ExitStack() as stack:
         for half in halves:
-            wire = stack.enter_context(Wire("127.0.0.1", server.port))
+            wire = stack.enter_context(ProtocolClient("127.0.0.1", server.port))
             wire.socket.sendall(half(frame))
         _is_unharmed(server, nodes)
 
 
 def test_an_administrator_cannot_speak_for_a_node(world: tuple[Server, list[Node]]) -> None:
     server, nodes = world
-    with Wire("127.0.0.1", server.port) as wire:
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.hello()
         wire.join("intruder", 2, 3)
         assert wire.goodbye().why == "an administrator cannot speak for intruder"
-    with Wire("127.0.0.1", server.port) as wire:
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.hello("run", "intruder")
         wire.join("a", 2, 3)
         assert wire.goodbye().why == "intruder cannot speak for a"
     _is_unharmed(server, nodes)
 
 
-def test_a_server_inside_a_node_serves_no_other_run(stage: Stage) -> None:
+def test_a_server_inside_a_node_serves_no_other_run(processes: Processes) -> None:
     from tests.support.node_processes import free_port
 
     port = free_port()
-    node = stage.node("a")
+    node = processes.node("a")
     node.join(f"127.0.0.1:{port}", 1, is_host=True)
     node.placed()
-    other = stage.node("b")
+    other = processes.node("b")
     other.join(f"127.0.0.1:{port}", 1, run="other", is_host=None)
     assert "this server is part of the job 'run' and serves no other run" in other.failed("RendezvousConnectionError")
     assert node.waiting() == 0
@@ -129,7 +129,7 @@ def many_files() -> Iterator[int]:
 
 
 def test_five_thousand_connections_that_say_nothing_harm_nobody(
-    stage: Stage, world: tuple[Server, list[Node]], many_files: int
+    processes: Processes, world: tuple[Server, list[Node]], many_files: int
 ) -> None:
     server, nodes = world
     assert many_files
@@ -138,9 +138,9 @@ def test_five_thousand_connections_that_say_nothing_harm_nobody(
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 30.0))
         _is_unharmed(server, nodes)
         # Whoever says who it is gets in, at once and not when the silent ones are given up.
-        with Wire("127.0.0.1", server.port) as wire:
+        with ProtocolClient("127.0.0.1", server.port) as wire:
             wire.hello()
-        late = stage.node("late")
+        late = processes.node("late")
         late.join(server.endpoint, "2:3")
         for node in nodes:
             node.changed()
@@ -148,16 +148,16 @@ def test_five_thousand_connections_that_say_nothing_harm_nobody(
         by_rank([*nodes, late], round=2)
 
 
-def test_a_server_at_its_limit_of_open_files_refuses_in_words_and_lives_on(stage: Stage) -> None:
-    server = stage.server(open_files=RESERVE + 10)
-    a, b, more = stage.nodes("a", "b", "more")
+def test_a_server_at_its_limit_of_open_files_refuses_in_words_and_lives_on(processes: Processes) -> None:
+    server = processes.server(open_files=RESERVE + 10)
+    a, b, more = processes.nodes("a", "b", "more")
     for node in (a, b):
         node.join(server.endpoint, "2:3", **NIMBLE)
     by_rank([a, b])
     with contextlib.ExitStack() as stack:
         for _ in range(8):
-            stack.enter_context(Wire("127.0.0.1", server.port)).hello()
-        with Wire("127.0.0.1", server.port) as wire:
+            stack.enter_context(ProtocolClient("127.0.0.1", server.port)).hello()
+        with ProtocolClient("127.0.0.1", server.port) as wire:
             goodbye = wire.goodbye()
             assert goodbye.why == "10 connections are all that this server can hold"
             assert not goodbye.final
@@ -174,7 +174,7 @@ def test_a_server_at_its_limit_of_open_files_refuses_in_words_and_lives_on(stage
     by_rank([a, b, more])
 
 
-def _ask_for_ever(wire: Wire) -> None:
+def _ask_for_ever(wire: ProtocolClient) -> None:
     questions = protocol.frame(protocol.AskStatus(1, "run")) * 1000
     while True:
         wire.socket.sendall(questions)
@@ -182,7 +182,7 @@ def _ask_for_ever(wire: Wire) -> None:
 
 def test_a_peer_that_never_reads_is_dropped_and_harms_nobody(world: tuple[Server, list[Node]]) -> None:
     server, nodes = world
-    with Wire("127.0.0.1", server.port) as wire:
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.hello()
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
             _ask_for_ever(wire)

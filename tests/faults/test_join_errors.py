@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from rallypoint.net import listen
-from tests.support.node_processes import NIMBLE, Stage, by_rank, free_port
+from tests.support.node_processes import NIMBLE, Processes, by_rank, free_port
 
 SHORT = {**NIMBLE, "join_timeout": 2.5}
 
@@ -24,8 +24,8 @@ def _masked(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "#", text.replace("127.0.0.1", "ADDRESS"))
 
 
-def test_nobody_listens(stage: Stage) -> None:
-    node = stage.node("a")
+def test_nobody_listens(processes: Processes) -> None:
+    node = processes.node("a")
     node.join(f"127.0.0.1:{free_port()}", 2, **SHORT)
     assert _masked(node.failed("RendezvousTimeoutError")) == (
         "run 'run' was not joined within # s: the server at ADDRESS:# cannot be reached (Connection refused); "
@@ -33,16 +33,16 @@ def test_nobody_listens(stage: Stage) -> None:
     )
 
 
-def test_nobody_listens_at_any_address_of_a_name(stage: Stage) -> None:
-    node = stage.node("a")
+def test_nobody_listens_at_any_address_of_a_name(processes: Processes) -> None:
+    node = processes.node("a")
     node.join(f"localhost:{free_port()}", 2, **SHORT)
     text = node.failed("RendezvousTimeoutError")
     assert re.search(r"the server at localhost:\d+ \([^)]*127\.0\.0\.1[^)]*\) cannot be reached", text)
     assert "Connection refused" in text
 
 
-def test_a_name_that_does_not_resolve(stage: Stage) -> None:
-    node = stage.node("a")
+def test_a_name_that_does_not_resolve(processes: Processes) -> None:
+    node = processes.node("a")
     node.join("no-such-host.invalid", 2, **SHORT)
     text = _masked(node.failed("RendezvousTimeoutError"))
     assert text.startswith(
@@ -51,9 +51,9 @@ def test_a_name_that_does_not_resolve(stage: Stage) -> None:
     assert "name" in text.partition("(")[2].lower()
 
 
-def test_too_few_nodes(stage: Stage) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+def test_too_few_nodes(processes: Processes) -> None:
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     a.join(server.endpoint, "3:4")
     server.expect("happened")
     b.join(server.endpoint, "3:4", **SHORT)
@@ -62,9 +62,9 @@ def test_too_few_nodes(stage: Stage) -> None:
     )
 
 
-def test_too_few_survivors(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b")
+def test_too_few_survivors(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b")
     for node in nodes:
         node.join(server.endpoint, 2, **SHORT)
     a, b = by_rank(nodes)
@@ -128,8 +128,8 @@ def _web_server() -> Iterator[int]:
             thread.join()
 
 
-def test_the_port_of_a_web_server_that_answers(stage: Stage) -> None:
-    node = stage.node("a")
+def test_the_port_of_a_web_server_that_answers(processes: Processes) -> None:
+    node = processes.node("a")
     with _answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousConnectionError")) == (
@@ -138,8 +138,8 @@ def test_the_port_of_a_web_server_that_answers(stage: Stage) -> None:
         )
 
 
-def test_the_port_of_a_web_server_that_waits_for_the_end_of_the_request(stage: Stage) -> None:
-    node = stage.node("a")
+def test_the_port_of_a_web_server_that_waits_for_the_end_of_the_request(processes: Processes) -> None:
+    node = processes.node("a")
     with _web_server() as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousTimeoutError")) == (
@@ -148,8 +148,8 @@ def test_the_port_of_a_web_server_that_waits_for_the_end_of_the_request(stage: S
         )
 
 
-def test_the_port_of_a_store_like_torchs(stage: Stage) -> None:
-    node = stage.node("a")
+def test_the_port_of_a_store_like_torchs(processes: Processes) -> None:
+    node = processes.node("a")
     with _answering((5).to_bytes(8, "little") + b"value") as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousConnectionError")) == (
@@ -158,8 +158,8 @@ def test_the_port_of_a_store_like_torchs(stage: Stage) -> None:
         )
 
 
-def test_a_server_that_says_nothing(stage: Stage) -> None:
-    node = stage.node("a")
+def test_a_server_that_says_nothing(processes: Processes) -> None:
+    node = processes.node("a")
     with _answering(b"") as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert _masked(node.failed("RendezvousTimeoutError")) == (
@@ -168,8 +168,8 @@ def test_a_server_that_says_nothing(stage: Stage) -> None:
         )
 
 
-def test_a_server_that_hangs_up(stage: Stage) -> None:
-    node = stage.node("a")
+def test_a_server_that_hangs_up(processes: Processes) -> None:
+    node = processes.node("a")
     with _answering(b"", close=True) as port:
         node.join(f"127.0.0.1:{port}", 2, **SHORT)
         assert "it closed the connection without a word: something else may listen there" in node.failed(
@@ -177,9 +177,9 @@ def test_a_server_that_hangs_up(stage: Stage) -> None:
         )
 
 
-def test_an_endpoint_that_cannot_be_served(stage: Stage) -> None:
-    server = stage.server()
-    taken, elsewhere = stage.nodes("taken", "elsewhere")
+def test_an_endpoint_that_cannot_be_served(processes: Processes) -> None:
+    server = processes.server()
+    taken, elsewhere = processes.nodes("taken", "elsewhere")
     taken.join(server.endpoint, 2, is_host=True)
     assert _masked(taken.failed("RendezvousConnectionError")) == (
         "is_host is set, but ADDRESS:# cannot be bound: another process has it; use another port, or leave is_host out "
@@ -192,9 +192,9 @@ def test_an_endpoint_that_cannot_be_served(stage: Stage) -> None:
     )
 
 
-def test_an_address_of_another_machine(stage: Stage) -> None:
-    server = stage.server()
-    node = stage.node("a")
+def test_an_address_of_another_machine(processes: Processes) -> None:
+    server = processes.server()
+    node = processes.node("a")
     node.join(server.endpoint, 2, local_addr="192.0.2.1", **SHORT)
     text = node.failed("RendezvousConnectionError")
     assert "this node would serve a store on 192.0.2.1, but" in text
@@ -220,7 +220,7 @@ def test_a_process_that_may_open_no_more_files_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("nodes", ["4:2", "0", "many", "2:"])
-def test_a_number_of_nodes_that_makes_no_sense(stage: Stage, nodes: str) -> None:
-    node = stage.node("a")
+def test_a_number_of_nodes_that_makes_no_sense(processes: Processes, nodes: str) -> None:
+    node = processes.node("a")
     node.join("127.0.0.1", nodes)
     assert node.failed("ValueError")

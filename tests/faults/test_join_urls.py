@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.etcd_servers import running
-from tests.support.node_processes import Node, Stage, by_rank, free_port
+from tests.support.node_processes import Node, Processes, by_rank, free_port
 
 
 def meet(nodes: list[Node], endpoint: str, bounds: str | int) -> list[Node]:
@@ -24,8 +24,8 @@ def finish(*nodes: Node) -> None:
         assert node.expect("left")["done"]
 
 
-def test_nodes_meet_by_a_file_and_the_one_that_serves_may_be_killed(stage: Stage, tmp_path: Path) -> None:
-    a, b, c = meet(stage.nodes("a", "b", "c"), f"file://{tmp_path}/register", "2:3")
+def test_nodes_meet_by_a_file_and_the_one_that_serves_may_be_killed(processes: Processes, tmp_path: Path) -> None:
+    a, b, c = meet(processes.nodes("a", "b", "c"), f"file://{tmp_path}/register", "2:3")
     a.kill()
     for node in (b, c):
         node.changed()
@@ -33,16 +33,16 @@ def test_nodes_meet_by_a_file_and_the_one_that_serves_may_be_killed(stage: Stage
     finish(*by_rank([b, c]))
 
 
-def test_nodes_meet_by_etcds_api_v2(stage: Stage) -> None:
+def test_nodes_meet_by_etcds_api_v2(processes: Processes) -> None:
     with running("3.5") as etcd:
-        nodes = meet(stage.nodes("a", "b"), f"etcd-v2://{etcd.members[0].endpoint}", 2)
+        nodes = meet(processes.nodes("a", "b"), f"etcd-v2://{etcd.members[0].endpoint}", 2)
         finish(*nodes)
 
 
-def test_the_first_process_serves_the_store_and_is_the_server(stage: Stage) -> None:
+def test_the_first_process_serves_the_store_and_is_the_server(processes: Processes) -> None:
     """Rule 17b: where it ends, the register ends with it; nobody is better placed to serve."""
     endpoint = f"c10d://127.0.0.1:{free_port()}"
-    host, other = stage.nodes("host", "other")
+    host, other = processes.nodes("host", "other")
     for node in (host, other):
         node.join(endpoint, 2, is_host=node is host)
     by_rank([host, other])
@@ -51,10 +51,10 @@ def test_the_first_process_serves_the_store_and_is_the_server(stage: Stage) -> N
     finish(host, other)
 
 
-def test_a_node_waits_for_a_store_that_is_served_later(stage: Stage) -> None:
+def test_a_node_waits_for_a_store_that_is_served_later(processes: Processes) -> None:
     """Rule 13: a server that starts late is waited for, within the one deadline."""
     endpoint = f"c10d://127.0.0.1:{free_port()}"
-    early, host = stage.nodes("early", "host")
+    early, host = processes.nodes("early", "host")
     early.join(endpoint, 2, is_host=False, join_timeout=2.0)
     assert "no c10d store answered at 127.0.0.1" in early.failed("RendezvousTimeoutError")
     early.join(endpoint, 2, is_host=False)
@@ -62,10 +62,10 @@ def test_a_node_waits_for_a_store_that_is_served_later(stage: Stage) -> None:
     finish(*by_rank([early, host]))
 
 
-def test_the_host_of_the_store_stays_until_the_run_is_closed(stage: Stage) -> None:
+def test_the_host_of_the_store_stays_until_the_run_is_closed(processes: Processes) -> None:
     """Rule 17: without it nobody could say, or learn, how the run ended; whatever `close_timeout` says."""
     endpoint = f"c10d://127.0.0.1:{free_port()}"
-    host, other = stage.nodes("host", "other")
+    host, other = processes.nodes("host", "other")
     for node in (host, other):
         node.join(endpoint, 2, is_host=node is host, close_timeout=0.5)
     by_rank([host, other])
@@ -76,11 +76,11 @@ def test_the_host_of_the_store_stays_until_the_run_is_closed(stage: Stage) -> No
     assert host.expect("left")["done"]
 
 
-def test_a_run_id_is_free_again_at_once(stage: Stage, tmp_path: Path) -> None:
+def test_a_run_id_is_free_again_at_once(processes: Processes, tmp_path: Path) -> None:
     endpoint = f"file://{tmp_path}/register"
-    first = meet(stage.nodes("a", "b"), endpoint, 2)
+    first = meet(processes.nodes("a", "b"), endpoint, 2)
     finish(*first)
-    second = meet(stage.nodes("c", "d"), endpoint, 2)
+    second = meet(processes.nodes("c", "d"), endpoint, 2)
     assert second[0].seen[-1]["round"] > first[0].heard("placed")[-1]["round"]
     finish(*second)
 
@@ -93,13 +93,13 @@ def test_a_run_id_is_free_again_at_once(stage: Stage, tmp_path: Path) -> None:
         ("file:///", "with three slashes"),
     ],
 )
-def test_an_endpoint_that_makes_no_sense_is_refused_in_words(stage: Stage, endpoint: str, words: str) -> None:
-    node = stage.node("a")
+def test_an_endpoint_that_makes_no_sense_is_refused_in_words(processes: Processes, endpoint: str, words: str) -> None:
+    node = processes.node("a")
     node.join(endpoint, 1, is_host=None)
     assert words in node.failed("ValueError")
 
 
-def test_a_file_in_no_folder_is_an_error_at_once(stage: Stage, tmp_path: Path) -> None:
-    node = stage.node("a")
+def test_a_file_in_no_folder_is_an_error_at_once(processes: Processes, tmp_path: Path) -> None:
+    node = processes.node("a")
     node.join(f"file://{tmp_path}/missing/register", 1, is_host=None)
     assert "there is no folder" in node.failed("RendezvousError")

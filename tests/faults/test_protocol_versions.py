@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rallypoint import protocol
-from tests.support.node_processes import Stage
-from tests.support.protocol_client import Wire
+from tests.support.node_processes import Processes
+from tests.support.protocol_client import ProtocolClient
 
 VERSION_1 = {"type": "hello", "protocol": 1, "run_id": "run", "node_id": "a.1", "connection": 1}
 SAME_RELEASE = "run the same release of Rallypoint on both"
@@ -25,9 +25,9 @@ def _bytes(message: dict[str, Any]) -> bytes:
     return b"RLYP" + len(body).to_bytes(4, "big") + body
 
 
-def test_a_node_of_version_1_is_told_which_version_the_server_speaks(stage: Stage) -> None:
-    server = stage.server()
-    with Wire("127.0.0.1", server.port) as wire:
+def test_a_node_of_version_1_is_told_which_version_the_server_speaks(processes: Processes) -> None:
+    server = processes.server()
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.socket.sendall(_bytes(VERSION_1))
         goodbye = wire.goodbye()
     assert goodbye == protocol.Goodbye(
@@ -71,8 +71,10 @@ REFUSES = f"the node speaks version 2 of the protocol and the server version 1: 
     ],
     ids=["that refuses it", "that welcomes it"],
 )
-def test_a_node_is_told_that_the_server_speaks_version_1(stage: Stage, answer: dict[str, Any], sentence: str) -> None:
-    node = stage.node("a")
+def test_a_node_is_told_that_the_server_speaks_version_1(
+    processes: Processes, answer: dict[str, Any], sentence: str
+) -> None:
+    node = processes.node("a")
     with _server_of_version_1(answer) as endpoint:
         node.join(endpoint, 1)
         assert node.failed("RendezvousConnectionError") == f"run 'run' cannot be joined at {endpoint}: {sentence}"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_processes import Stage, by_rank, free_port
+from tests.support.node_processes import Processes, by_rank, free_port
 
 
-def test_a_run_id_is_used_again_after_success(stage: Stage) -> None:
-    server = stage.server()
+def test_a_run_id_is_used_again_after_success(processes: Processes) -> None:
+    server = processes.server()
     fences = set()
     for names in (("a", "b"), ("c", "d")):
-        nodes = stage.nodes(*names)
+        nodes = processes.nodes(*names)
         for node in nodes:
             node.join(server.endpoint, 2)
         by_rank(nodes)
@@ -26,9 +26,9 @@ def test_a_run_id_is_used_again_after_success(stage: Stage) -> None:
     assert len(fences) == 2, "each run has an incarnation of its own"
 
 
-def test_a_run_id_is_used_again_after_failure_once_its_last_node_has_left(stage: Stage) -> None:
-    server = stage.server()
-    a, b, c, d = stage.nodes("a", "b", "c", "d")
+def test_a_run_id_is_used_again_after_failure_once_its_last_node_has_left(processes: Processes) -> None:
+    server = processes.server()
+    a, b, c, d = processes.nodes("a", "b", "c", "d")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -45,9 +45,9 @@ def test_a_run_id_is_used_again_after_failure_once_its_last_node_has_left(stage:
     by_rank([c, d])
 
 
-def test_members_of_a_closed_run_say_goodbye_so_that_its_id_is_free_at_once(stage: Stage) -> None:
-    server = stage.server()
-    a, b, c, d = stage.nodes("a", "b", "c", "d")
+def test_members_of_a_closed_run_say_goodbye_so_that_its_id_is_free_at_once(processes: Processes) -> None:
+    server = processes.server()
+    a, b, c, d = processes.nodes("a", "b", "c", "d")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -62,17 +62,19 @@ def test_members_of_a_closed_run_say_goodbye_so_that_its_id_is_free_at_once(stag
 
 
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
-def test_a_run_id_is_used_again_after_everything_was_killed(stage: Stage, tmp_path: Path, keeps_state: bool) -> None:
+def test_a_run_id_is_used_again_after_everything_was_killed(
+    processes: Processes, tmp_path: Path, keeps_state: bool
+) -> None:
     state = tmp_path / "state" if keeps_state else None
-    server = stage.server(state=state)
-    old, new = stage.nodes("a", "b"), stage.nodes("a", "b")
+    server = processes.server(state=state)
+    old, new = processes.nodes("a", "b"), processes.nodes("a", "b")
     for node in old:
         node.join(server.endpoint, 2)
     by_rank(old)
     old[1].ask("set", "stored", key="left over", value="yes")
-    for actor in (*old, server):
-        actor.kill()
-    server = stage.server(port=server.port, hold_s=7.0, state=state)
+    for process in (*old, server):
+        process.kill()
+    server = processes.server(port=server.port, hold_s=7.0, state=state)
     for node in new:
         node.join(server.endpoint, 2)
     by_rank(new)
@@ -80,9 +82,9 @@ def test_a_run_id_is_used_again_after_everything_was_killed(stage: Stage, tmp_pa
     assert new[0].heard("placed")[0]["fence"] != old[0].heard("placed")[0]["fence"]
 
 
-def test_a_run_id_is_used_again_after_all_nodes_but_not_the_server_were_killed(stage: Stage) -> None:
-    server = stage.server()
-    old, new = stage.nodes("a", "b"), stage.nodes("a", "b")
+def test_a_run_id_is_used_again_after_all_nodes_but_not_the_server_were_killed(processes: Processes) -> None:
+    server = processes.server()
+    old, new = processes.nodes("a", "b"), processes.nodes("a", "b")
     for node in old:
         node.join(server.endpoint, 2)
     by_rank(old)
@@ -93,9 +95,9 @@ def test_a_run_id_is_used_again_after_all_nodes_but_not_the_server_were_killed(s
     by_rank(new)
 
 
-def test_one_process_joins_one_run_after_the_other_at_an_endpoint_that_it_serves(stage: Stage) -> None:
+def test_one_process_joins_one_run_after_the_other_at_an_endpoint_that_it_serves(processes: Processes) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    a, b = stage.nodes("a", "b")
+    a, b = processes.nodes("a", "b")
     for run in ("first", "second", "first"):
         for node in (a, b):
             node.join(endpoint, 2, run=run, is_host=None)

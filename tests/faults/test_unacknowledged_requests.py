@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults.relay import Relay
-from tests.support.node_processes import NIMBLE, Node, Server, Stage, by_rank
+from tests.support.node_processes import NIMBLE, Node, Processes, Server, by_rank
 from tests.support.waiting import until
 
 MINUTE: dict[str, Any] = {"heartbeat_interval": 1.0, "heartbeat_timeout": 60.0}
@@ -24,14 +24,14 @@ def _world(server: Server, leaver: Node, relay: Relay, *others: Node) -> None:
     by_rank([*others, leaver], round=1)
 
 
-def test_a_leave_said_while_the_server_is_away_reaches_the_restarted_one(stage: Stage) -> None:
-    server = stage.server()
-    a, b, leaver = stage.nodes("a", "b", "leaver")
+def test_a_leave_said_while_the_server_is_away_reaches_the_restarted_one(processes: Processes) -> None:
+    server = processes.server()
+    a, b, leaver = processes.nodes("a", "b", "leaver")
     with Relay(server.port) as relay:
         _world(server, leaver, relay, a, b)
         relay.swallow_until(LEAVE)
         server.kill()
-        server = stage.server(port=server.port, hold_s=LONG_HOLD_S)
+        server = processes.server(port=server.port, hold_s=LONG_HOLD_S)
         for node in (a, b):
             node.ask("reach", "reached")
         leaver.order("withdraw")
@@ -45,16 +45,16 @@ def test_a_leave_said_while_the_server_is_away_reaches_the_restarted_one(stage: 
         by_rank([a, b], round=2)
 
 
-def test_a_leave_may_be_the_first_that_a_restarted_server_hears_of_a_run(stage: Stage) -> None:
-    server = stage.server()
-    a, b, leaver = stage.nodes("a", "b", "leaver")
+def test_a_leave_may_be_the_first_that_a_restarted_server_hears_of_a_run(processes: Processes) -> None:
+    server = processes.server()
+    a, b, leaver = processes.nodes("a", "b", "leaver")
     with Relay(server.port) as relay:
         _world(server, leaver, relay, a, b)
         relay.swallow_until(LEAVE)
         for node in (a, b):
             node.pause()
         server.kill()
-        server = stage.server(port=server.port, hold_s=LONG_HOLD_S)
+        server = processes.server(port=server.port, hold_s=LONG_HOLD_S)
         leaver.ask("withdraw", "left")
         assert server.expect("left")["reason"] == "withdrew"
         for node in (a, b):
@@ -67,14 +67,14 @@ def test_a_leave_may_be_the_first_that_a_restarted_server_hears_of_a_run(stage: 
         assert server.heard("lost") == []
 
 
-def test_a_node_that_leaves_does_not_sit_out_its_pause_between_two_attempts_to_connect(stage: Stage) -> None:
-    server = stage.server()
-    a, b, leaver = stage.nodes("a", "b", "leaver")
+def test_a_node_that_leaves_does_not_sit_out_its_pause_between_two_attempts_to_connect(processes: Processes) -> None:
+    server = processes.server()
+    a, b, leaver = processes.nodes("a", "b", "leaver")
     with Relay(server.port) as relay:
         _world(server, leaver, relay, a, b)
         relay.refuses = True
         server.kill()
-        server = stage.server(port=server.port, hold_s=LONG_HOLD_S)
+        server = processes.server(port=server.port, hold_s=LONG_HOLD_S)
         for node in (a, b):
             node.ask("reach", "reached")
         # By now its pauses are as long as they get: longer than one that leaves waits.
@@ -85,9 +85,11 @@ def test_a_node_that_leaves_does_not_sit_out_its_pause_between_two_attempts_to_c
             assert node.changed()["why"] == "leaver withdrew: RuntimeError('told to')"
 
 
-def test_a_close_that_nobody_confirms_is_an_error_in_time_and_is_asked_for_until_it_is_heard(stage: Stage) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+def test_a_close_that_nobody_confirms_is_an_error_in_time_and_is_asked_for_until_it_is_heard(
+    processes: Processes,
+) -> None:
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     for node in (a, b):
         node.join(server.endpoint, 2, close_timeout=2.0, **MINUTE)
     by_rank([a, b])
@@ -103,9 +105,9 @@ def test_a_close_that_nobody_confirms_is_an_error_in_time_and_is_asked_for_until
         assert node.changed()["closed"]
 
 
-def test_a_close_while_the_server_is_known_to_be_away_is_an_error_in_time(stage: Stage) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+def test_a_close_while_the_server_is_known_to_be_away_is_an_error_in_time(processes: Processes) -> None:
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     for node in (a, b):
         node.join(server.endpoint, 2, close_timeout=2.0, **NIMBLE)
     by_rank([a, b])
@@ -120,10 +122,10 @@ def test_a_close_while_the_server_is_known_to_be_away_is_an_error_in_time(stage:
 
 @pytest.mark.parametrize("dies", [False, True], ids=["it lives on", "it is killed"])
 def test_a_close_is_asked_for_again_when_the_server_was_away_for_longer_than_the_caller_waited(
-    stage: Stage, dies: bool
+    processes: Processes, dies: bool
 ) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     for node in (a, b):
         node.join(server.endpoint, 2, close_timeout=0.5, **NIMBLE)
     by_rank([a, b])
@@ -132,7 +134,7 @@ def test_a_close_is_asked_for_again_when_the_server_was_away_for_longer_than_the
     a.failed("RendezvousConnectionError")
     if dies:
         server.kill()
-        stage.server(port=server.port, hold_s=LONG_HOLD_S)
+        processes.server(port=server.port, hold_s=LONG_HOLD_S)
     else:
         server.resume()
     for node in (a, b):

@@ -10,9 +10,9 @@ import pytest
 
 from rallypoint.stores import PrefixStore, Store, StoreServer, StoreTimeoutError, TcpStore, listen
 from tests.stores.test_tcp import free_port
-from tests.support.remote_stores import Performer, RemoteStore
+from tests.support.remote_stores import RemoteStore, StoreProcess
 from tests.support.store_kinds import BRIEFLY, SOON
-from tests.support.store_threads import Crew, result
+from tests.support.store_threads import Threads, result
 
 # Who works for whom: the master first.
 WORLDS = [("ours", "torch", "torch"), ("torch", "ours", "ours"), ("ours", "torch", "ours"), ("torch", "torch", "ours")]
@@ -21,9 +21,9 @@ WORLDS = [("ours", "torch", "torch"), ("torch", "ours", "ours"), ("ours", "torch
 class Hiring:
     """Opens stores of both kinds, all at once if need be."""
 
-    def __init__(self, host: Performer, guest: Performer, crew: Crew, stack: ExitStack) -> None:
-        self._performers = {True: host, False: guest}
-        self._crew = crew
+    def __init__(self, host: StoreProcess, guest: StoreProcess, threads: Threads, stack: ExitStack) -> None:
+        self._store_processes = {True: host, False: guest}
+        self._crew = threads
         self._stack = stack
 
     def begin(
@@ -34,7 +34,7 @@ class Hiring:
         if kind == "ours":
             opening = self._crew.start(lambda: self._stack.enter_context(TcpStore(host, port, **how)))  # type: ignore[arg-type]
             return lambda: result(opening)
-        remote = self._performers[is_master].begin_to_open("open_tcp", host, port, how)
+        remote = self._store_processes[is_master].begin_to_open("open_tcp", host, port, how)
 
         def finish() -> RemoteStore:
             store = result(remote)
@@ -48,8 +48,8 @@ class Hiring:
 
 
 @pytest.fixture
-def hiring(host: Performer, guest: Performer, crew: Crew, stack: ExitStack) -> Hiring:
-    return Hiring(host, guest, crew, stack)
+def hiring(host: StoreProcess, guest: StoreProcess, threads: Threads, stack: ExitStack) -> Hiring:
+    return Hiring(host, guest, threads, stack)
 
 
 @pytest.mark.parametrize("world", WORLDS, ids="-".join)
@@ -118,9 +118,11 @@ def test_a_server_on_both_families_is_found_by_either(hiring: Hiring, stack: Exi
 
 
 @pytest.mark.parametrize("kind", ["ours", "torch"])
-def test_stores_of_one_process_have_connections_of_their_own(hiring: Hiring, port: int, kind: str, crew: Crew) -> None:
+def test_stores_of_one_process_have_connections_of_their_own(
+    hiring: Hiring, port: int, kind: str, threads: Threads
+) -> None:
     first, second = hiring.open(kind, port), hiring.open(kind, port)
-    waiting = crew.start(first.get, "key")
+    waiting = threads.start(first.get, "key")
     second.set("key", "v")
     assert result(waiting) == b"v"
     third = second.clone()
@@ -134,7 +136,7 @@ def test_stores_of_one_process_have_connections_of_their_own(hiring: Hiring, por
 
 
 @pytest.mark.parametrize("prefix", ["", "round 7"], ids=["plain", "prefix"])
-def test_both_kinds_meet_at_a_barrier(hiring: Hiring, port: int, crew: Crew, prefix: str) -> None:
+def test_both_kinds_meet_at_a_barrier(hiring: Hiring, port: int, threads: Threads, prefix: str) -> None:
     def dressed(kind: str) -> Store:
         store = hiring.open(kind, port)
         if not prefix:
@@ -143,7 +145,7 @@ def test_both_kinds_meet_at_a_barrier(hiring: Hiring, port: int, crew: Crew, pre
 
     stores = [dressed(kind) for kind in ("ours", "torch", "ours", "torch")]
     for turn in ("first", "second"):
-        passing = [crew.start(store.barrier, turn, 4, SOON) for store in stores[:3]]
+        passing = [threads.start(store.barrier, turn, 4, SOON) for store in stores[:3]]
         with pytest.raises(TimeoutError):
             passing[0].result(BRIEFLY.total_seconds())
         stores[3].barrier(turn, 4, SOON)
@@ -164,16 +166,16 @@ def test_prefixes_and_keys_are_the_same_to_both(hiring: Hiring, port: int) -> No
         assert under.num_keys() == 2
 
 
-def test_what_one_kind_waits_for_the_other_brings(hiring: Hiring, port: int, crew: Crew) -> None:
+def test_what_one_kind_waits_for_the_other_brings(hiring: Hiring, port: int, threads: Threads) -> None:
     for waiter, writer in (
         (hiring.open("ours", port), hiring.open("torch", port)),
         (hiring.open("torch", port), hiring.open("ours", port)),
     ):
         name = type(waiter).__name__
-        getting = crew.start(waiter.multi_get, [f"{name}/a", f"{name}/b"])
+        getting = threads.start(waiter.multi_get, [f"{name}/a", f"{name}/b"])
         writer.set(f"{name}/a", "1")
         writer.add(f"{name}/b", 2)
         assert result(getting) == [b"1", b"2"]
-        popping = crew.start(waiter.queue_pop, f"{name}/q")
+        popping = threads.start(waiter.queue_pop, f"{name}/q")
         writer.queue_push(f"{name}/q", "entry")
         assert result(popping) == b"entry"

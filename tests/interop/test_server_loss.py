@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import Store, StoreError, StoreServer, TcpStore, listen
-from tests.support.remote_stores import Performer, RemoteStore, start_process
+from tests.support.remote_stores import RemoteStore, StoreProcess, start_process
 from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
-from tests.support.store_threads import Crew
+from tests.support.store_threads import Threads
 
 # A time-out of the waits themselves is far beyond it.
 AT_ONCE_S = 5.0
@@ -41,8 +41,8 @@ def serve(pipe: Connection) -> None:
 def doomed(request: pytest.FixtureRequest, stack: ExitStack) -> tuple[int, Callable[[], None]]:
     """The port of a server in a process of its own, and what kills it with SIGKILL."""
     if request.param == "torch's":
-        performer = Performer()
-        return performer.open_master().port, performer.kill
+        store_process = StoreProcess()
+        return store_process.open_master().port, store_process.kill
     ours, theirs = multiprocessing.Pipe()
     process = start_process(serve, theirs)
     stack.callback(ours.close)
@@ -58,7 +58,7 @@ def doomed(request: pytest.FixtureRequest, stack: ExitStack) -> tuple[int, Calla
 
 @pytest.mark.parametrize("kind", ["ours", "torch"])
 def test_who_waits_when_the_server_is_killed_is_told_at_once(
-    doomed: tuple[int, Callable[[], None]], guest: Performer, stack: ExitStack, crew: Crew, kind: str
+    doomed: tuple[int, Callable[[], None]], guest: StoreProcess, stack: ExitStack, threads: Threads, kind: str
 ) -> None:
     port, kill = doomed
 
@@ -72,7 +72,7 @@ def test_who_waits_when_the_server_is_killed_is_told_at_once(
     stores = [open_store() for _ in WAITS]
     idle = open_store()
     idle.set("key", "v")
-    waiting: list[Future[Any]] = [crew.start(ask, store) for ask, store in zip(WAITS.values(), stores, strict=True)]
+    waiting: list[Future[Any]] = [threads.start(ask, store) for ask, store in zip(WAITS.values(), stores, strict=True)]
     assert not wait(waiting, BRIEFLY.total_seconds(), FIRST_COMPLETED).done
     killed = time.monotonic()
     kill()

@@ -11,37 +11,37 @@ from rallypoint.stores import Store, StoreServer, listen
 from rallypoint.stores.data import KeyValues, Waiter
 from tests.support.etcd_v2_store_kinds import ETCD_KINDS
 from tests.support.store_kinds import ETCD_V3, FILE, MEMORY, TCP, Handles, Kind, etcd_v3, under
-from tests.support.store_threads import Parked, Parking, crew
+from tests.support.store_threads import WaitChecks, WaitCounter, threads
 from tests.support.torch_store_kinds import TORCH_KINDS
 
-__all__ = ["crew"]
+__all__ = ["threads"]
 
 
 @pytest.fixture
-def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
-    parking = Parking()
+def wait_counter(monkeypatch: pytest.MonkeyPatch) -> WaitCounter:
+    wait_counter = WaitCounter()
     enlist, barrier = KeyValues._enlist, KeyValues.barrier
 
     def watched_enlist(self: KeyValues[Waiter], waiter: Waiter, missing: set[bytes]) -> bool:
         done = enlist(self, waiter, missing)
         if not done:
-            parking.came()
+            wait_counter.came()
         return done
 
     def watched_barrier(self: KeyValues[Waiter], waiter: Waiter, key: bytes, world_size: int) -> bool:
         done = barrier(self, waiter, key, world_size)
         if not done:
-            parking.came()
+            wait_counter.came()
         return done
 
     monkeypatch.setattr(KeyValues, "_enlist", watched_enlist)
     monkeypatch.setattr(KeyValues, "barrier", watched_barrier)
-    return parking
+    return wait_counter
 
 
 @pytest.fixture
-def parked(handles: Handles, parking: Parking) -> Parked:
-    return Parked(handles.watched, parking)
+def all_wait(handles: Handles, wait_counter: WaitCounter) -> WaitChecks:
+    return WaitChecks(handles.watched, wait_counter)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.support.etcd_servers import Cluster, running, shared
 from tests.support.etcd_tools import Proxy, compact, cut_off, enable_users, etcd, etcdctl, proxy_to, user_of
 from tests.support.gloo_rank import sum_up
 from tests.support.remote_stores import start_process
-from tests.support.store_histories import check_history, play
+from tests.support.store_histories import call_at_random, check_history
 from tests.support.waiting import until
 
 SOON = timedelta(seconds=60)
@@ -503,9 +503,9 @@ def test_a_deletion_that_came_too_late_does_not_delete_what_is_set_later(
     assert store.get("key") == b"new"
 
 
-def record(endpoints: str, prefix: str, seed: int, players: int, pipe: Connection) -> None:
+def record(endpoints: str, prefix: str, seed: int, callers: int, pipe: Connection) -> None:
     with EtcdClient(endpoints) as client:
-        play(EtcdV3Store(client, prefix, timeout=SOON), seed, players, pipe)
+        call_at_random(EtcdV3Store(client, prefix, timeout=SOON), seed, callers, pipe)
 
 
 def test_add_and_compare_set_are_linearizable_whichever_member_is_asked(three: Cluster, name: str) -> None:

@@ -14,7 +14,7 @@ from rallypoint.record import Record, decode
 from tests.support.etcd_servers import Cluster
 from tests.support.etcd_servers import Member as EtcdServer
 from tests.support.etcd_tools import status_of
-from tests.support.node_processes import Actor, Node, Stage
+from tests.support.node_processes import ControlledProcess, Node, Processes
 from tests.support.node_processes import by_rank as nodes_by_rank
 from tests.support.waiting import until
 
@@ -36,7 +36,7 @@ class EtcdNode(Node):
     """A node that joins through etcd."""
 
     def __init__(self, name: str, *, before: Sequence[str] = ()) -> None:
-        Actor.__init__(self, "tests.support.etcd_node_program", before=before)
+        ControlledProcess.__init__(self, "tests.support.etcd_node_program", before=before)
         self.name = name
 
     def join(self, endpoint: str, nodes: str | int, run: str = "run", *, do: str = "join", **options: Any) -> None:
@@ -79,7 +79,7 @@ def others(nodes: Sequence[EtcdNode], *but: EtcdNode) -> list[EtcdNode]:
     return [node for node in nodes if node not in but]
 
 
-class EtcdStage(Stage):
+class EtcdProcesses(Processes):
     """Makes nodes on etcd."""
 
     def nodes(self, *names: str, before: Sequence[str] = ()) -> list[EtcdNode]:  # type: ignore[override]
@@ -99,9 +99,11 @@ def by_rank(nodes: Sequence[EtcdNode], **wanted: Any) -> list[EtcdNode]:
     return sorted(nodes, key=lambda node: ranks[node.name])
 
 
-def form(stage: EtcdStage, endpoints: str, run: str, *names: str, nodes: str | int, **options: Any) -> list[EtcdNode]:
+def form(
+    processes: EtcdProcesses, endpoints: str, run: str, *names: str, nodes: str | int, **options: Any
+) -> list[EtcdNode]:
     """A world of these nodes, by rank; where more could come they are waited for, and do not."""
-    made = stage.nodes(*names)
+    made = processes.nodes(*names)
     for node in made:
         node.join(endpoints, nodes, run, **options)
     return by_rank(made, round=1, size=len(names))

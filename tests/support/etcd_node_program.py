@@ -22,13 +22,13 @@ from rallypoint.client.view import State
 from rallypoint.errors import RendezvousError
 from rallypoint.location.elected import _drivers as drivers
 from rallypoint.messages.types import Reason
-from tests.support.node_program import Puppet, obey, say
+from tests.support.node_program import CommandedNode, obey, say
 from tests.support.waiting import until
 
 STALL_S = 0.5
 
 
-class EtcdPuppet(Puppet):
+class CommandedEtcdNode(CommandedNode):
     """Joins through etcd, and can live by itself: whenever its world is over it joins the next one."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ async def _claim() -> tuple[str, int]:
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("rallypoint").setLevel(logging.INFO)  # the account of a test that fails has it
-    puppet = EtcdPuppet()
+    puppet = CommandedEtcdNode()
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)

@@ -34,7 +34,7 @@ NIMBLE: dict[str, Any] = {**FAST, "heartbeat_interval": 0.2, "heartbeat_timeout"
 Event = dict[str, Any]
 
 
-class Actor:
+class ControlledProcess:
     """A process that says what happens in JSON lines."""
 
     shows_stacks = False
@@ -151,7 +151,7 @@ class Actor:
             self._events.put({"event": "stderr", "line": line})
 
 
-class Server(Actor):
+class Server(ControlledProcess):
     """A standalone server."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Server(Actor):
         return f"127.0.0.1:{self.port}"
 
 
-class Node(Actor):
+class Node(ControlledProcess):
     """A node of a run."""
 
     def __init__(self, name: str, *, before: Sequence[str] = ()) -> None:
@@ -207,11 +207,11 @@ class Node(Actor):
         return int(self.ask("waiting", "waiting")["count"])
 
 
-class Stage:
+class Processes:
     """Makes actors, and ends them all when the test ends."""
 
     def __init__(self) -> None:
-        self.actors: list[Actor] = []
+        self.actors: list[ControlledProcess] = []
 
     def server(
         self,

@@ -16,7 +16,7 @@ from rallypoint.api import Place
 from rallypoint.client.link import Link
 from rallypoint.protocol import AskHeard
 from rallypoint.stores.errors import StoreError
-from tests.support.protocol_client import PATIENCE_S, Wire
+from tests.support.protocol_client import PATIENCE_S, ProtocolClient
 
 _speaking = threading.Lock()
 
@@ -27,7 +27,7 @@ def say(event: str, **details: Any) -> None:
         print(json.dumps({"event": event, **details}), flush=True)
 
 
-class Puppet:
+class CommandedNode:
     """Does what it is told: each method is a command."""
 
     event = "placed"
@@ -35,7 +35,7 @@ class Puppet:
     def __init__(self) -> None:
         self.place: Place | None = None
         self.kept: list[Any] = []
-        self.second: SecondPuppet | None = None
+        self.second: SecondCommandedNode | None = None
 
     def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
         self.placed(rallypoint.join(endpoint, run=run, nodes=nodes, **options))
@@ -51,7 +51,7 @@ class Puppet:
 
     def join_second(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
         """Join with another node of this process."""
-        self.second = SecondPuppet()
+        self.second = SecondCommandedNode()
         self.second.join(endpoint, run, nodes, options)
 
     def watch(self, place: Place, fence: str) -> None:
@@ -146,7 +146,7 @@ class Puppet:
         if until == "before connect":
             self.kept.append(socket.socket())
         else:
-            wire = Wire(host, int(port))
+            wire = ProtocolClient(host, int(port))
             self.kept.append(wire)
             for name, action in wire.steps(run, "half-way", min_nodes=2, max_nodes=3):
                 if name == until:
@@ -160,7 +160,7 @@ class Puppet:
         return self.place
 
 
-class SecondPuppet(Puppet):
+class SecondCommandedNode(CommandedNode):
     """Another node of the same process; of its changes nobody hears."""
 
     event = "second placed"
@@ -178,7 +178,7 @@ def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
 
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    puppet = Puppet()
+    puppet = CommandedNode()
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
-class Wire:
+class ProtocolClient:
     """One connection to a server."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -32,7 +32,7 @@ class Wire:
         self._reader = protocol.Reader()
         self._frames: Iterator[bytes] = iter(())
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> ProtocolClient:
         return self
 
     def __exit__(

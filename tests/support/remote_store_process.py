@@ -35,12 +35,12 @@ class Outcome(NamedTuple):
 
 def perform(pipe: Connection) -> None:
     """The main function of the process, which ends with the pipe."""
-    stage = _Stage()
+    stores = _OpenStores()
     speaking = threading.Lock()
 
     def act(order: Order) -> None:
         try:
-            outcome = Outcome(order.number, stage.act(order))
+            outcome = Outcome(order.number, stores.act(order))
         except Exception as exc:  # noqa: BLE001 (whatever torch raises is the answer)
             outcome = Outcome(order.number, f"{type(exc).__name__}: {exc}", kind_of(exc))
         with speaking:
@@ -66,7 +66,7 @@ def kind_of(exc: Exception) -> str:
     return "type" if isinstance(exc, TypeError) else "error"
 
 
-class _Stage:
+class _OpenStores:
     """Stores by number."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ def start_process(task: Callable[..., object], *args: object, daemon: bool = Tru
     return process
 
 
-class Performer:
+class StoreProcess:
     """A process that holds torch's stores."""
 
     def __init__(self) -> None:
@@ -132,20 +132,20 @@ class Performer:
 
 
 @cache
-def performer(name: str) -> Performer:
+def store_process(name: str) -> StoreProcess:
     """One that is kept for all tests of this process: `host` for servers, `guest` for clients."""
-    return Performer()
+    return StoreProcess()
 
 
 class RemoteStore(Store):
-    """A store of torch's in a performer.  Errors are named as ours are; the words are torch's."""
+    """A store of torch's in another process.  Errors are named as ours are; the words are torch's."""
 
-    def __init__(self, performer: Performer, number: int, port: int | None = None) -> None:
-        self.performer = performer
+    def __init__(self, store_process: StoreProcess, number: int, port: int | None = None) -> None:
+        self.store_process = store_process
         self.number = number
         self._port = port
         # torch's stores end when nobody holds them.
-        self._finalizer = weakref.finalize(self, performer.forgotten.append, number)
+        self._finalizer = weakref.finalize(self, store_process.forgotten.append, number)
 
     @property
     def port(self) -> int:
@@ -153,11 +153,11 @@ class RemoteStore(Store):
         return self._port
 
     def begin(self, verb: str, *args: object) -> Future[Any]:
-        return self.performer.begin(self.number, verb, *args)
+        return self.store_process.begin(self.number, verb, *args)
 
     def under(self, prefix: str) -> RemoteStore:
         """torch's PrefixStore over this one."""
-        return self.performer.open("open_prefix", prefix, self.number)
+        return self.store_process.open("open_prefix", prefix, self.number)
 
     def close(self) -> None:
         """Ends the connection, and the server if it has one."""
@@ -235,9 +235,9 @@ class RemoteStore(Store):
         self._do("set_timeout", timeout)
 
     def clone(self) -> RemoteStore:
-        number = self.performer.new_number()
+        number = self.store_process.new_number()
         self._do("clone", number)
-        return RemoteStore(self.performer, number, self._port)
+        return RemoteStore(self.store_process, number, self._port)
 
     def has_extended_api(self) -> bool:
         extended: bool = self._do("has_extended_api")

@@ -1,4 +1,4 @@
-"""A run on a stage: say what happens, then look at who was told what.
+"""Drives the core for one run: a test says what happens, then looks at what each node was told.
 
 Every step is held to what is always true of a run (`check.complaints`), so each test that plays here checks that too.
 """
@@ -27,7 +27,7 @@ def member(node_id: str, **hints: Any) -> Node:
     return Node(id=node_id, name=hints.pop("name", node_id.partition(".")[0]), **hints)
 
 
-class Stage:
+class RunDriver:
     """A run, its clock, and what came of the last step."""
 
     def __init__(
@@ -157,11 +157,11 @@ class Stage:
         return transition.situation(self.run, self.now)
 
 
-def sealed(low: int = 2, high: int | None = None, *, members: str = "ab", **settings: Any) -> Stage:
-    """A stage with a world of these members, sealed a moment ago."""
-    stage = Stage(low, high, **settings)
-    stage.join(*members)
-    if stage.phase is not Phase.SEALED:
-        stage.wait(stage.settings.last_call_s)
-    assert sorted(stage.ranked) == sorted(members), f"the world is {stage.ranked}: {stage.why}"
-    return stage
+def sealed(low: int = 2, high: int | None = None, *, members: str = "ab", **settings: Any) -> RunDriver:
+    """A driver with a world of these members, sealed a moment ago."""
+    driver = RunDriver(low, high, **settings)
+    driver.join(*members)
+    if driver.phase is not Phase.SEALED:
+        driver.wait(driver.settings.last_call_s)
+    assert sorted(driver.ranked) == sorted(members), f"the world is {driver.ranked}: {driver.why}"
+    return driver

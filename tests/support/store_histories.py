@@ -16,12 +16,12 @@ from tests.support.store_kinds import SOON_S
 CALLS = 80
 
 
-def play(store: Any, seed: int, players: int, pipe: Connection) -> None:
+def call_at_random(store: Any, seed: int, callers: int, pipe: Connection) -> None:
     """One process: calls chosen at random, with the moments of their beginning and end."""
     dice = random.Random(seed)
     values = [b"", b"a", b"b", b"c"]
     calls: list[Call] = []
-    store.barrier("start", players)
+    store.barrier("start", callers)
     for _ in range(CALLS):
         args: tuple[bytes | int, ...]
         if dice.random() < 0.5:
@@ -48,12 +48,12 @@ def _shows_a_value(call: Call) -> bool:
     return call.answer != b""
 
 
-def check_history(task: Callable[..., None], players: Sequence[tuple[object, ...]]) -> None:
+def check_history(task: Callable[..., None], callers: Sequence[tuple[object, ...]]) -> None:
     """Start a process for each player: what it is given, then its seed, their number, and a pipe.  One order explains all."""
     pipes, processes = [], []
-    for seed, given in enumerate(players):
+    for seed, given in enumerate(callers):
         ours, theirs = multiprocessing.Pipe()
-        processes.append(start_process(task, *given, seed, len(players), theirs))
+        processes.append(start_process(task, *given, seed, len(callers), theirs))
         theirs.close()
         pipes.append(ours)
     history: list[Call] = []
@@ -63,7 +63,7 @@ def check_history(task: Callable[..., None], players: Sequence[tuple[object, ...
     for pipe, process in zip(pipes, processes, strict=True):
         pipe.close()
         process.join(SOON_S)
-    assert len(history) == CALLS * len(players)
+    assert len(history) == CALLS * len(callers)
     overlapping = sum(a.began < b.ended and b.began < a.ended for a in history for b in history) - len(history)
     assert overlapping > 0, "nothing happened at once, so nothing was shown"
     why = explain(history)

@@ -14,8 +14,8 @@ from tests.support.store_kinds import BRIEFLY, SOON_S
 T = TypeVar("T")
 
 
-class Parking:
-    """Counts who has come to wait, in whichever store of this process."""
+class WaitCounter:
+    """Counts the threads that begin to wait, in any store of this process."""
 
     def __init__(self) -> None:
         self._arrived = threading.Semaphore(0)
@@ -29,7 +29,7 @@ class Parking:
             assert self._arrived.acquire(timeout=SOON_S), "nobody came to wait"
 
 
-class Crew:
+class Threads:
     """Threads whose failures are the test's."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
@@ -43,12 +43,12 @@ def result(future: Future[T]) -> T:
     return future.result(timeout=SOON_S)
 
 
-class Parked:
+class WaitChecks:
     """Sees that others wait, on any kind of store."""
 
-    def __init__(self, watched: bool, parking: Parking) -> None:
+    def __init__(self, watched: bool, wait_counter: WaitCounter) -> None:
         self._watched = watched
-        self._parking = parking
+        self._parking = wait_counter
 
     def __call__(self, *futures: Future[Any]) -> None:
         """Returns when all of them wait; on a store that nobody can look into, when none has come back for a while."""
@@ -64,6 +64,6 @@ class Parked:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
+def threads() -> Iterator[Threads]:
     with ThreadPoolExecutor(16) as pool:
-        yield Crew(pool)
+        yield Threads(pool)

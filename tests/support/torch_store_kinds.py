@@ -6,7 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.support.remote_stores import RemoteStore, performer
+from tests.support.remote_stores import RemoteStore, store_process
 from tests.support.store_kinds import SOON, Kind, Open, clients_of, start_server, under
 
 # What torch's client does not do.
@@ -45,22 +45,22 @@ def _remote(store: RemoteStore, stack: ExitStack, prefix: str | None) -> RemoteS
 
 
 def _ours_on_theirs(stack: ExitStack) -> Open:
-    master = _remote(performer("host").open_master(), stack, None)
+    master = _remote(store_process("host").open_master(), stack, None)
     return clients_of(master.port, stack)
 
 
 def _theirs_on_ours(stack: ExitStack, prefix: str | None = None) -> Open:
     port = start_server(stack).port
-    return lambda: _remote(performer("guest").open_tcp(port), stack, prefix)
+    return lambda: _remote(store_process("guest").open_tcp(port), stack, prefix)
 
 
 def _theirs_on_theirs(stack: ExitStack, prefix: str | None = None) -> Open:
-    port = _remote(performer("host").open_master(), stack, None).port
-    return lambda: _remote(performer("guest").open_tcp(port), stack, prefix)
+    port = _remote(store_process("host").open_master(), stack, None).port
+    return lambda: _remote(store_process("guest").open_tcp(port), stack, prefix)
 
 
 def _hash(stack: ExitStack) -> Open:
-    first = _remote(performer("guest").open("open_hash"), stack, None)
+    first = _remote(store_process("guest").open("open_hash"), stack, None)
     first.set_timeout(SOON)
 
     def open_store() -> RemoteStore:
@@ -73,7 +73,7 @@ def _file(stack: ExitStack) -> Open:
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "store"
 
     def open_store() -> RemoteStore:
-        store = _remote(performer("guest").open("open_file", str(path)), stack, None)
+        store = _remote(store_process("guest").open("open_file", str(path)), stack, None)
         store.set_timeout(SOON)
         return store
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from tests.support.etcd_servers import Cluster, running
-from tests.support.node_processes import Actor, Server, Stage
+from tests.support.node_processes import ControlledProcess, Processes, Server
 from tests.torchrun.agents import FAST
 from tests.torchrun.job import Backend
 
@@ -28,14 +28,14 @@ class StandaloneServer:
 
     def __init__(self) -> None:
         self.options = FAST
-        self._stage = Stage()
+        self._processes = Processes()
         self._server: Server | None = None
         self.endpoint = self.address = ""
 
     def start(self) -> None:
         port = self._server.port if self._server is not None else 0
         # A server that knows nothing of the run listens for a while before it seals anything (rule 14).
-        self._server = self._stage.server(port=port, hold_s=4.0 if port else 0.0)
+        self._server = self._processes.server(port=port, hold_s=4.0 if port else 0.0)
         self.endpoint = self.address = self._server.endpoint
 
     def kill(self) -> None:
@@ -43,7 +43,7 @@ class StandaloneServer:
         self._server.kill()
 
     def end(self) -> None:
-        self._stage.end()
+        self._processes.end()
 
 
 class EtcdCluster:
@@ -93,12 +93,12 @@ class C10dStore:
 
     def __init__(self) -> None:
         self.options = FAST
-        self._store: Actor | None = None
+        self._store: ControlledProcess | None = None
         self._port = 0
         self.endpoint = self.address = ""
 
     def start(self) -> None:
-        self._store = Actor("tests.support.store_server_program", "ours", str(self._port))
+        self._store = ControlledProcess("tests.support.store_server_program", "ours", str(self._port))
         self._port = int(self._store.expect("serving")["port"])
         self.endpoint = self.address = f"c10d://127.0.0.1:{self._port}"
 

@@ -110,12 +110,12 @@ def _most_used(etcd: EtcdCluster, agents: Sequence[Agent]) -> Member:
     return max(etcd.cluster.members, key=lambda member: used[member.port])
 
 
-def _let_lead(etcd: EtcdCluster, heir: Member) -> None:
+def _let_lead(etcd: EtcdCluster, successor: Member) -> None:
     """Make a member of etcd the leader of the others."""
-    status = status_of(etcd.cluster, heir)
+    status = status_of(etcd.cluster, successor)
     if status.leader != status.member_id:
         etcdctl(etcd.cluster, "move-leader", f"{status.member_id:x}")
-    until(lambda: status_of(etcd.cluster, heir).leader == status.member_id, "the member leads")
+    until(lambda: status_of(etcd.cluster, successor).leader == status.member_id, "the member leads")
 
 
 def _only_how_it_ended_is_left(etcd: EtcdCluster) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.node_processes import Node, Stage
+from tests.support.node_processes import Node, Processes
 from tests.torchrun.agents import ROOT
 from tests.torchrun.job import Job
 
@@ -23,11 +23,11 @@ ROLE = {"role": "default", "rank": 2, "local_world_size": 1}
 
 @pytest.fixture
 def bare(job: Job) -> Iterator[Node]:
-    stage = Stage()
+    processes = Processes()
     try:
-        yield stage.node("bare")
+        yield processes.node("bare")
     finally:
-        stage.end()
+        processes.end()
 
 
 def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:

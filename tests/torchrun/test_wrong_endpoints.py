@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint import protocol
-from tests.support.protocol_client import Wire
+from tests.support.protocol_client import ProtocolClient
 from tests.torchrun.job import Job, formed
 
 pytestmark = pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)
@@ -81,7 +81,7 @@ def test_a_node_of_another_version_is_refused_and_disturbs_nobody(job: Job) -> N
     pids = {place["pid"] for place in formed(*agents)}
     host, _, port = job.backend.endpoint.rpartition(":")
     for message in (protocol.Hello(99, job.run_id, "future", 1), protocol.Hello(1, "", "", 0)):
-        with Wire(host, int(port)) as wire:
+        with ProtocolClient(host, int(port)) as wire:
             wire.socket.sendall(protocol.MAGIC + protocol.frame(message))
             goodbye = wire.goodbye()
             assert f"the node speaks version {message.protocol}" in goodbye.why
