@@ -4,7 +4,7 @@
 #   PYTHON   the interpreter the environment is made from       make check PYTHON=python3.12
 #   SEEDS    the seeds to simulate, first:end                   make simulate SEEDS=0:200000
 #   BEFORE   a commit to measure beside the working tree        make bench BEFORE=9ef17f0
-#   WORKERS  how many tests run at a time (auto: one a core)    make test WORKERS=3
+#   WORKERS  how many tests run at a time (see below)           make test WORKERS=3
 #
 # With BEFORE, `make bench` runs only that comparison: it checks the commit out under build/ for as long as it lasts,
 # measures both versions in turns, prints before, now and their ratio, and appends them to build/bench/before.jsonl.
@@ -12,7 +12,12 @@
 PYTHON ?= python3
 SEEDS ?= 0:10000
 LONG_SEEDS ?= 10000:100000
-WORKERS ?= auto
+# Most tests wait for others more than they compute, and the simulation takes one worker for as long as it lasts.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
+PYTEST_N = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+# The tests start some thousand processes: none of them is to compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,7 +41,6 @@ help: ## list the targets
 demo: $(RUN) ## real processes on this machine meet, one is killed, the server restarts; a live table
 	$(BIN)/rallypoint demo
 
-# test_pains collects the tests that it cites, and those need what $(TEST) installs.
 check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -44,11 +48,10 @@ check: $(DEV) ## format, lint, types, layers, quick tests: under a minute
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/coverage run -m pytest tests/core
 	$(BIN)/coverage report --skip-covered
-	$(BIN)/python -m pytest -q -n auto tests/project --ignore tests/project/test_layers.py --ignore tests/project/test_pains.py
+	$(BIN)/python -m pytest -q -n auto -m check tests/project
 
-test: check $(TEST) ## all of check, 10,000 simulated schedules, then the whole suite but the soaks
-	$(BIN)/python -m simulation run --seeds 0:10000
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak"
+test: check $(TEST) ## all of check, then the rest of the suite but the soaks; one of its tests simulates 10,000 schedules
+	$(PYTEST_N) -m "not soak and not check" --seeds 0:10000
 
 test-core: $(DEV) ## the tests of the core alone; what `make check` runs of them, without coverage
 	$(BIN)/python -m pytest -q tests/core
@@ -57,22 +60,22 @@ test-server: $(DEV) ## the tests of the server and of the client
 	$(BIN)/python -m pytest -q tests/server tests/client
 
 test-location: $(TEST) ## the tests of election and registers
-	$(BIN)/python -m pytest -q -m "not soak" tests/location
+	$(PYTEST_N) -q -m "not soak" tests/location
 
 test-stores: $(TEST) ## the tests of the stores
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak" tests/stores
+	$(PYTEST_N) -q -m "not soak" tests/stores
 
 test-torch: $(TEST) ## every test that needs torch
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "torch and not soak"
+	$(PYTEST_N) -q -m "torch and not soak"
 
 test-etcd: $(TEST) ## the tests of etcd v3; the environment variable ETCD names another etcd to run them on
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak" tests/etcd_client tests/etcd_v3
+	$(PYTEST_N) -q -m "not soak" tests/etcd_client tests/etcd_v3
 
 test-all: test soak ## all of test, the soaks and a longer simulation
 
 soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the soaks
 	$(BIN)/python -m simulation run --seeds $(LONG_SEEDS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m soak
+	$(PYTEST_N) -m soak
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m simulation run --seeds $(SEEDS)

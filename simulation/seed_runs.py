@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -102,8 +103,9 @@ class Totals:
 def run_seeds(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> Totals:
     """Play every seed of a range."""
     total = Totals()
-    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
     jobs = jobs or os.cpu_count() or 1
+    at_a_time = 1 if stop_at_first and jobs == 1 else CHUNK
+    chunks = [seeds[i : i + at_a_time] for i in range(0, len(seeds), at_a_time)]
     if jobs == 1:
         for totals in map(_play_chunk, chunks):
             total.merge(totals)
@@ -123,6 +125,7 @@ def run_seeds(seeds: range, jobs: int = 0, *, stop_at_first: bool = False) -> To
 
 
 def _play_chunk(seeds: range) -> Totals:
+    gc.set_threshold(100_000)  # A cluster is one large cycle, and is free only when its schedule is over.
     totals = Totals()
     for seed in seeds:
         totals.add(seed, play(seed))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.processes import Process, Started, start_cli, start_node
+from tests.support.cli_processes import Process, Started, start_cli, start_node
 
 
 @pytest.fixture

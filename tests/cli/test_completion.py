@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import answer
+from tests.support.cli_processes import answer
 
 
 def _complete(line: str, folder: Path) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.cli.demo_processes import Demo
-from tests.cli.processes import Started, start_cli
+from tests.support.cli_processes import Started, start_cli
 
 MEASURED = [
     r"formed in \d+ ms .*: round 1, node\d rank 0, node\d rank 1, node\d rank 2, node\d rank 3",

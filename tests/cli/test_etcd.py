@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from tests.cli.processes import Process, Started, answer, answer_json, free_port, refused
-from tests.etcd.servers import shared
+from tests.support.cli_processes import Process, Started, answer, answer_json, free_port, refused
+from tests.support.etcd_servers import shared
 
 NODE = """
 import sys, rallypoint

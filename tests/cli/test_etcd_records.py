@@ -14,9 +14,9 @@ from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.messages.types import Ending
 from rallypoint.record import Record, RecordedEnding, encode
-from tests.cli.processes import answer, answer_json, refused
-from tests.etcd.servers import shared
-from tests.location.elected_service import a_claim, a_record, nobody, serving, waiting_node
+from tests.support.cli_processes import answer, answer_json, refused
+from tests.support.elected_service import a_claim, a_record, nobody, serving, waiting_node
+from tests.support.etcd_servers import shared
 
 
 class Etcd:

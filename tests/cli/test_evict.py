@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli.processes import Process, Started, answer, answer_json, cli, free_port, refused, start_node
+from tests.support.cli_processes import Process, Started, answer, answer_json, cli, free_port, refused, start_node
 
 WHY = "its network card fails"
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli.processes import Process, Started, answer, answer_json, refused
-from tests.etcd.servers import Certificates
-from tests.etcd_client.stage import etcd, etcdctl
+from tests.support.cli_processes import Process, Started, answer, answer_json, refused
+from tests.support.etcd_servers import Certificates
+from tests.support.etcd_tools import etcd, etcdctl
 
 NODE = """
 import json, sys, rallypoint

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.cli import COMMANDS
 from rallypoint.cli.exit_codes import ExitCode
-from tests.cli.processes import answer, cli
+from tests.support.cli_processes import answer, cli
 
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:

@@ -17,9 +17,9 @@ from rallypoint.record import Record, RecordedEnding, encode
 from rallypoint.stores import FileStore, TcpStore
 from rallypoint.stores.etcd_v2.keys import EtcdNode, Keys
 from rallypoint.waiting import Deadline
-from tests.cli.processes import answer, answer_json, refused
-from tests.etcd.servers import HOST, shared
-from tests.location.elected_service import a_claim, a_record, nobody, serving, waiting_node
+from tests.support.cli_processes import answer, answer_json, refused
+from tests.support.elected_service import a_claim, a_record, nobody, serving, waiting_node
+from tests.support.etcd_servers import HOST, shared
 
 PREFIX = "torch.rendezvous."
 NOTHING = "Y2FuaW1hZGFt"

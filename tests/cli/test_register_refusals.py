@@ -18,9 +18,9 @@ from rallypoint.cli.exit_codes import ExitCode
 from rallypoint.record import encode
 from rallypoint.stores import StoreServer, TcpStore, listen
 from rallypoint.stores.tcp.wire import Query
-from tests.cli.processes import answer, cli, free_port, http_server, refused
-from tests.etcd.servers import shared
-from tests.location.elected_service import serving
+from tests.support.cli_processes import answer, cli, free_port, http_server, refused
+from tests.support.elected_service import serving
+from tests.support.etcd_servers import shared
 
 QUESTIONS = [("runs",), ("status",), ("status", "llama"), ("close", "llama"), ("evict", "llama", "node1")]
 every_question = pytest.mark.parametrize("question", QUESTIONS, ids=" ".join)

@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.cli.arguments import DEFAULT_PORT
 from rallypoint.cli.exit_codes import ExitCode
-from tests.cli.processes import Started, answer, answer_json, refused, start_cli, start_node
+from tests.support.cli_processes import Started, answer, answer_json, refused, start_cli, start_node
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -21,7 +21,7 @@ from rallypoint.messages.notices import (
 )
 from rallypoint.messages.requests import Seat, Standing
 from rallypoint.messages.types import Bounds, Ending, Reason
-from tests.core.stage import member
+from tests.support.run_driver import member
 
 FIRST = Placed("inc", 1, "s1", 0, 2, "host:1")
 SECOND = Placed("inc", 2, "s2", 1, 3, "host:2", remark="rank 0 was wanted, but b has it")

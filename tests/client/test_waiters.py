@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from rallypoint.client.waiters import Waiters
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
 
 class Watched:

@@ -1,21 +1,21 @@
-"""Every test of the suite plays on every backend; those of one backend run one after another, on one worker.
+"""Every test of the suite runs on every backend; those of one backend run one after another, on one worker.
 
 What takes long is left to the soaks where the quick suite shows it elsewhere: on the server in `tests/faults`, on records
-in files by a user's own backend, on the older etcd protocol in `tests/etcd`.
+in files by a user's own backend, on the older etcd protocol in `tests/etcd_v2`.
 """
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.kinds import KINDS, Medium
-from tests.conformance.scene import Scene, Troupe
-from tests.conformance.where import params
+from tests.conformance.backend_kinds import KINDS, Medium
+from tests.conformance.backend_selection import params
+from tests.conformance.node_processes import BackendDriver, NodePool
 
 
 @pytest.fixture(scope="session")
-def troupe() -> Iterator[Troupe]:
-    made = Troupe()
+def node_pool() -> Iterator[NodePool]:
+    made = NodePool()
     try:
         yield made
     finally:
@@ -48,17 +48,17 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Medium
 
 
 @pytest.fixture(params=params(KINDS))
-def scene(
+def driver(
     request: pytest.FixtureRequest,
-    troupe: Troupe,
+    node_pool: NodePool,
     media: dict[str, Medium],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Scene]:
+) -> Iterator[BackendDriver]:
     name: str = request.param
-    if name not in media or media[name].actor is None:
+    if name not in media or media[name].process is None:
         # A server is kept, for torch takes seconds to import; a file costs nothing.
         media[name] = KINDS[name].start(tmp_path_factory.mktemp("medium"))
-    made = Scene(name, KINDS[name], media[name], troupe)
+    made = BackendDriver(name, KINDS[name], media[name], node_pool)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""What a rendezvous does, on every backend (rules 1 to 14); `kinds.py` says what a backend really cannot do."""
+"""What a rendezvous does, on every backend (rules 1 to 14); `backend_kinds.py` says what a backend really cannot do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.kinds import (
+from tests.conformance.backend_kinds import (
     END,
     KEEPS_RANKS,
     MAY_LEAVE,
@@ -18,73 +18,73 @@ from tests.conformance.kinds import (
     TIMEOUT_S,
     table,
 )
-from tests.conformance.scene import Player, Scene, ranked, until_closed
-from tests.conformance.where import where_asked
+from tests.conformance.backend_selection import where_asked
+from tests.conformance.node_processes import BackendDriver, PooledNode, ranked, until_closed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
 
-def test_nodes_form_one_world_with_one_store(scene: Scene) -> None:
-    a, b, c = scene.world("a", "b", "c", nodes=3)
+def test_nodes_form_one_world_with_one_store(driver: BackendDriver) -> None:
+    a, b, c = driver.world("a", "b", "c", nodes=3)
     a.ask("set", "stored", key="greeting", value="hello")
     for node in (b, c):
         assert node.ask("get", "value", key="greeting")["value"] == "hello"
     assert [node.waiting() for node in (a, b, c)] == [0, 0, 0]
 
 
-def test_a_world_is_sealed_at_once_when_max_are_here(scene: Scene) -> None:
-    nodes = scene.nodes("a", "b", nodes="1:2", last_call_timeout=30)
+def test_a_world_is_sealed_at_once_when_max_are_here(driver: BackendDriver) -> None:
+    nodes = driver.nodes("a", "b", nodes="1:2", last_call_timeout=30)
     began = time.monotonic()
-    scene.meet(*nodes)
+    driver.meet(*nodes)
     assert time.monotonic() - began < 15
 
 
-def test_a_last_call_ends_with_fewer_than_max(scene: Scene) -> None:
-    nodes = scene.nodes("a", "b", nodes="2:4", last_call_timeout=1)
+def test_a_last_call_ends_with_fewer_than_max(driver: BackendDriver) -> None:
+    nodes = driver.nodes("a", "b", nodes="2:4", last_call_timeout=1)
     began = time.monotonic()
-    scene.meet(*nodes)
+    driver.meet(*nodes)
     assert time.monotonic() - began >= 0.9
 
 
-def test_a_late_node_is_announced_and_let_in(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes="2:3", last_call_timeout=0.5)
-    (late,) = scene.nodes("late", nodes="2:3")
+def test_a_late_node_is_announced_and_let_in(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes="2:3", last_call_timeout=0.5)
+    (late,) = driver.nodes("late", nodes="2:3")
     late.join()
     assert [node.changed()["count"] for node in (a, b)] == [1, 1]
     for node in (a, b):
         node.join()
-    scene.regrouped(a, b, late)
+    driver.regrouped(a, b, late)
 
 
-def test_a_spare_takes_the_place_of_a_lost_member(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
-    (spare,) = scene.nodes("spare", nodes=2)
+def test_a_spare_takes_the_place_of_a_lost_member(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
+    (spare,) = driver.nodes("spare", nodes=2)
     spare.join()
     b.kill()
     a.changed()
     a.join()
-    scene.regrouped(a, spare)
+    driver.regrouped(a, spare)
 
 
-def test_a_loss_is_told_and_the_survivors_regroup(scene: Scene) -> None:
-    a, b, c = scene.world("a", "b", "c", nodes="2:3")
+def test_a_loss_is_told_and_the_survivors_regroup(driver: BackendDriver) -> None:
+    a, b, c = driver.world("a", "b", "c", nodes="2:3")
     b.kill()
-    scene.call_again(a, c)
-    scene.regrouped(a, c)
+    driver.call_again(a, c)
+    driver.regrouped(a, c)
     assert not a.is_closed()
 
 
-def test_too_few_survivors_wait_for_a_replacement(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_too_few_survivors_wait_for_a_replacement(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     b.kill()
-    scene.call_again(a)
-    (fresh,) = scene.nodes("fresh", nodes=2)
+    driver.call_again(a)
+    (fresh,) = driver.nodes("fresh", nodes=2)
     fresh.join()
-    scene.regrouped(a, fresh)
+    driver.regrouped(a, fresh)
 
 
-def test_a_member_that_joins_again_calls_all_of_them(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_a_member_that_joins_again_calls_all_of_them(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     b.ask("set", "stored", key="seen", value="in round 1")
     b.join()
     a.changed()
@@ -93,8 +93,8 @@ def test_a_member_that_joins_again_calls_all_of_them(scene: Scene) -> None:
     assert not a.ask("check", "checked", key="seen")["there"]
 
 
-def test_a_run_that_all_have_finished_is_closed(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_a_run_that_all_have_finished_is_closed(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     assert not a.is_closed()
     for node in (a, b):
         node.order("finish")
@@ -103,22 +103,22 @@ def test_a_run_that_all_have_finished_is_closed(scene: Scene) -> None:
     assert a.is_closed()
 
 
-def test_a_closed_run_is_closed_for_everybody(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_a_closed_run_is_closed_for_everybody(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     b.ask("close", "closing")
     assert b.is_closed()
-    is_closed = f"run {scene.run!r} is closed{'' if scene.limit(SAYS_HOW) else ' as failed'}: "
+    is_closed = f"run {driver.run!r} is closed{'' if driver.limit(SAYS_HOW) else ' as failed'}: "
     b.join()
     assert is_closed in b.failed("RendezvousClosedError")
     until_closed(a)
     assert a.waiting() == 0
-    (fresh,) = scene.nodes("fresh", nodes=2)
+    (fresh,) = driver.nodes("fresh", nodes=2)
     fresh.join()
     assert is_closed in fresh.failed("RendezvousClosedError")
 
 
-def test_who_waits_is_told_that_the_run_was_closed(scene: Scene) -> None:
-    waiting, other = scene.nodes("waiting", "other", nodes=3)
+def test_who_waits_is_told_that_the_run_was_closed(driver: BackendDriver) -> None:
+    waiting, other = driver.nodes("waiting", "other", nodes=3)
     waiting.join()
     other.join()
     assert waiting.ask("bide", "bided", seconds=0.3)["count"] == 0
@@ -127,31 +127,31 @@ def test_who_waits_is_told_that_the_run_was_closed(scene: Scene) -> None:
         node.failed("RendezvousClosedError")
 
 
-def test_a_time_out_says_who_is_here_and_what_is_awaited(scene: Scene) -> None:
-    (a,) = scene.nodes("a", nodes=3)
-    (b,) = scene.nodes("b", nodes=3, join_timeout=1.5)
+def test_a_time_out_says_who_is_here_and_what_is_awaited(driver: BackendDriver) -> None:
+    (a,) = driver.nodes("a", nodes=3)
+    (b,) = driver.nodes("b", nodes=3, join_timeout=1.5)
     a.join()
     b.join()
     text = b.failed("RendezvousTimeoutError")
-    assert f"run {scene.run!r}" in text
+    assert f"run {driver.run!r}" in text
     # A server that a node has just started listens first for nodes of an earlier life (rule 14).
     assert "2 of at least 3 nodes are here" in text or "2 of 3 nodes are here" in text
     assert "1 more must come" in text or "the server has just started" in text
 
 
-def test_two_nodes_of_one_process_are_two_members(scene: Scene) -> None:
-    one, other = scene.nodes("one", "other", nodes="2:3")
-    twin = scene.twin(one, "twin", nodes="2:3")
-    scene.meet(one, other, twin)
-    if scene.limit(MAY_LEAVE):
+def test_two_nodes_of_one_process_are_two_members(driver: BackendDriver) -> None:
+    one, other = driver.nodes("one", "other", nodes="2:3")
+    second_node = driver.second_node(one, "second_node", nodes="2:3")
+    driver.meet(one, other, second_node)
+    if driver.limit(MAY_LEAVE):
         return
-    assert twin.ask("withdraw", "left")["done"]
+    assert second_node.ask("withdraw", "left")["done"]
     for node in (one, other):
         node.changed()
-    scene.meet(one, other)
+    driver.meet(one, other)
     assert one.ask("bide", "bided", seconds=0.3)["count"] == 0
     # The first one of a process leaves as the last one does: for itself.
-    again = scene.twin(other, "again", nodes="2:3")
+    again = driver.second_node(other, "again", nodes="2:3")
     again.join()
     for node in (one, other):
         node.changed()
@@ -164,36 +164,36 @@ def test_two_nodes_of_one_process_are_two_members(scene: Scene) -> None:
     ranked([one, again])
 
 
-def test_runs_of_one_medium_do_not_know_of_each_other(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2, run="-ours")
-    if scene.limit(SHARE_ENDPOINT):
-        (stranger,) = scene.nodes("stranger", nodes=2, run="-theirs")
+def test_runs_of_one_medium_do_not_know_of_each_other(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2, run="-ours")
+    if driver.limit(SHARE_ENDPOINT):
+        (stranger,) = driver.nodes("stranger", nodes=2, run="-theirs")
         stranger.join()
-        assert f"is part of the job '{scene.run}-ours'" in stranger.failed("RendezvousConnectionError")
+        assert f"is part of the job '{driver.run}-ours'" in stranger.failed("RendezvousConnectionError")
         return
-    c, d = scene.world("c", "d", nodes=2, run="-theirs")
+    c, d = driver.world("c", "d", nodes=2, run="-theirs")
     c.ask("close", "closing")
     assert a.ask("bide", "bided", seconds=0.3)["count"] == 0
     assert not b.is_closed()
     assert d.is_closed()
 
 
-def test_clocks_that_differ_change_nothing(scene: Scene) -> None:
-    (a,) = scene.nodes("a", nodes="2:3", last_call_timeout=1)
-    (b,) = scene.nodes("b", nodes="2:3", last_call_timeout=1, skew_s=20)
-    a, b = scene.meet(a, b)
+def test_clocks_that_differ_change_nothing(driver: BackendDriver) -> None:
+    (a,) = driver.nodes("a", nodes="2:3", last_call_timeout=1)
+    (b,) = driver.nodes("b", nodes="2:3", last_call_timeout=1, skew_s=20)
+    a, b = driver.meet(a, b)
     assert a.ask("bide", "bided", seconds=TIMEOUT_S + 0.5)["count"] == 0
     assert b.waiting() == 0
 
 
-def test_a_paused_node_learns_that_it_is_out_and_comes_back(scene: Scene) -> None:
-    world = scene.world("a", "b", "c", nodes="2:3")
+def test_a_paused_node_learns_that_it_is_out_and_comes_back(driver: BackendDriver) -> None:
+    world = driver.world("a", "b", "c", nodes="2:3")
     # One that serves at a fixed address holds its port while it is stopped: that is another test.
     b = next(node for node in reversed(world) if not node.serves())
     a, c = (node for node in world if node is not b)
     b.pause()
-    scene.call_again(a, c)
-    scene.regrouped(a, c)
+    driver.call_again(a, c)
+    driver.regrouped(a, c)
     b.resume()
     b.changed()
     b.join()
@@ -201,11 +201,11 @@ def test_a_paused_node_learns_that_it_is_out_and_comes_back(scene: Scene) -> Non
         node.changed()
         node.join()
     by_rank = ranked([a, c, b])
-    assert scene.limit(KEEPS_RANKS) or by_rank[:2] == [a, c]
+    assert driver.limit(KEEPS_RANKS) or by_rank[:2] == [a, c]
 
 
-def test_a_short_pause_is_no_loss(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_a_short_pause_is_no_loss(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     b.pause()
     assert a.ask("bide", "bided", seconds=TIMEOUT_S / 3)["count"] == 0
     b.resume()
@@ -213,9 +213,9 @@ def test_a_short_pause_is_no_loss(scene: Scene) -> None:
     assert b.waiting() == 0
 
 
-def _comes_back(scene: Scene, away_s: float) -> None:
-    a, b, c = scene.world("a", "b", "c", nodes="2:3")
-    with scene.away():
+def _comes_back(driver: BackendDriver, away_s: float) -> None:
+    a, b, c = driver.world("a", "b", "c", nodes="2:3")
+    with driver.away():
         assert a.ask("bide", "bided", seconds=away_s)["count"] == 0
     for node in (a, b, c):
         node.order("bide", seconds=TIMEOUT_S + 0.5)
@@ -223,22 +223,22 @@ def _comes_back(scene: Scene, away_s: float) -> None:
         assert node.expect("bided")["count"] == 0
     # And the run goes on: a loss is noticed.
     c.kill()
-    scene.call_again(a, b)
+    driver.call_again(a, b)
     ranked([a, b])
 
 
 @where_asked(MEDIUM_AWAY)
-def test_a_medium_that_is_away_and_comes_back_costs_nobody_its_place(scene: Scene) -> None:
-    _comes_back(scene, TIMEOUT_S + 1.0)
+def test_a_medium_that_is_away_and_comes_back_costs_nobody_its_place(driver: BackendDriver) -> None:
+    _comes_back(driver, TIMEOUT_S + 1.0)
 
 
 @pytest.mark.soak
 @where_asked(MEDIUM_AWAY)
-def test_a_medium_that_is_away_for_twenty_seconds_costs_nobody_its_place(scene: Scene) -> None:
-    _comes_back(scene, 20.0)
+def test_a_medium_that_is_away_for_twenty_seconds_costs_nobody_its_place(driver: BackendDriver) -> None:
+    _comes_back(driver, 20.0)
 
 
-def _meet_without(scene: Scene, *nodes: Player) -> None:
+def _meet_without(driver: BackendDriver, *nodes: PooledNode) -> None:
     """They form a world; one that was sealed with a dead node, because nobody could know, breaks and is sealed anew."""
     for node in nodes:
         node.join()
@@ -246,25 +246,25 @@ def _meet_without(scene: Scene, *nodes: Player) -> None:
     if places[0]["size"] > len(nodes):
         for node in nodes:
             node.changed()
-        scene.meet(*nodes)
+        driver.meet(*nodes)
 
 
-def test_a_node_that_dies_before_it_joins_is_not_missed(scene: Scene) -> None:
-    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:3", last_call_timeout=0.5)
+def test_a_node_that_dies_before_it_joins_is_not_missed(driver: BackendDriver) -> None:
+    victim, a, b = driver.nodes("victim", "a", "b", nodes="2:3", last_call_timeout=0.5)
     victim.kill()
-    scene.meet(a, b)
+    driver.meet(a, b)
 
 
-def test_a_node_that_dies_while_it_waits_holds_nobody_up(scene: Scene) -> None:
-    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:3", last_call_timeout=0.5)
+def test_a_node_that_dies_while_it_waits_holds_nobody_up(driver: BackendDriver) -> None:
+    victim, a, b = driver.nodes("victim", "a", "b", nodes="2:3", last_call_timeout=0.5)
     victim.join()
     assert victim.ask("bide", "bided", seconds=0.3)["count"] == 0
     victim.kill()
-    _meet_without(scene, a, b)
+    _meet_without(driver, a, b)
 
 
-def test_a_node_that_dies_in_the_last_call_is_not_in_the_world(scene: Scene) -> None:
-    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:4", last_call_timeout=TIMEOUT_S + 1.5)
+def test_a_node_that_dies_in_the_last_call_is_not_in_the_world(driver: BackendDriver) -> None:
+    victim, a, b = driver.nodes("victim", "a", "b", nodes="2:4", last_call_timeout=TIMEOUT_S + 1.5)
     for node in (victim, a, b):
         node.join()
     assert victim.ask("bide", "bided", seconds=0.3)["count"] == 0
@@ -272,19 +272,19 @@ def test_a_node_that_dies_in_the_last_call_is_not_in_the_world(scene: Scene) -> 
     ranked([a, b])
 
 
-def test_a_node_that_dies_while_all_regroup_holds_nobody_up(scene: Scene) -> None:
-    victim, a, b = scene.nodes("victim", "a", "b", nodes="2:3")
-    scene.meet(victim, a, b)
+def test_a_node_that_dies_while_all_regroup_holds_nobody_up(driver: BackendDriver) -> None:
+    victim, a, b = driver.nodes("victim", "a", "b", nodes="2:3")
+    driver.meet(victim, a, b)
     victim.join()
     for node in (a, b):
         node.changed()
     victim.kill()
-    _meet_without(scene, a, b)
+    _meet_without(driver, a, b)
 
 
-def test_a_run_stays_closed_when_who_closed_it_dies(scene: Scene) -> None:
-    victim, a = scene.nodes("victim", "a", nodes=2)
-    scene.meet(victim, a)
+def test_a_run_stays_closed_when_who_closed_it_dies(driver: BackendDriver) -> None:
+    victim, a = driver.nodes("victim", "a", nodes=2)
+    driver.meet(victim, a)
     victim.ask("close", "closing")
     victim.kill()
     until_closed(a)

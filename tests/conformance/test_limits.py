@@ -1,4 +1,4 @@
-"""What a backend cannot do is declared in `kinds.py`, and is so; what is not declared, it can."""
+"""What a backend cannot do is declared in `backend_kinds.py`, and is so; what is not declared, it can."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.kinds import (
+from tests.conformance.backend_kinds import (
     CANNOT,
     FREE_AFTER_CLOSE,
     FREE_AT_ONCE,
@@ -27,25 +27,33 @@ from tests.conformance.kinds import (
     UNTOLD,
     WITHOUT_LAST_CALL,
 )
-from tests.conformance.scene import AT_ONCE_S, Player, Scene, Troupe, ranked, serving_first, until_closed
-from tests.etcd.actor import EtcdActor
-from tests.faults.harness import Actor, Server
-from tests.waiting import PATIENCE_S
+from tests.conformance.etcd_process import EtcdProcess
+from tests.conformance.node_processes import (
+    AT_ONCE_S,
+    BackendDriver,
+    NodePool,
+    PooledNode,
+    ranked,
+    serving_first,
+    until_closed,
+)
+from tests.support.node_processes import ControlledProcess, Server
+from tests.support.waiting import PATIENCE_S
 
 
-def _finish(*nodes: Player) -> None:
+def _finish(*nodes: PooledNode) -> None:
     for node in nodes:
         node.order("finish")
     for node in nodes:
         assert node.expect("left")["done"]
 
 
-def _silence(scene: Scene, limit: str) -> dict[str, Any]:
+def _silence(driver: BackendDriver, limit: str) -> dict[str, Any]:
     """Options with so long a silence that on a busy machine too its end is not taken for `at once`, nor late beats for it."""
     if not limit:
-        return scene.long_silence()
+        return driver.long_silence()
     patient = {"lease_ttl": 5, "keep_alive": 5, "heartbeat_timeout": 2 * TIMEOUT_S}
-    own = scene.kind.options
+    own = driver.kind.options
     return {name: max(value, own[name]) for name, value in patient.items() if name in own}
 
 
@@ -54,15 +62,15 @@ def _is_as_declared(took_s: float, limit: str) -> bool:
     return took_s >= TIMEOUT_S * 0.7 if limit else took_s <= AT_ONCE_S
 
 
-def test_whether_a_killed_node_is_told_of_at_once(scene: Scene) -> None:
-    limit = scene.limit(TOLD_AT_ONCE)
-    a, b = scene.world("a", "b", nodes="1:2", **({} if limit == UNTOLD else _silence(scene, limit)))
+def test_whether_a_killed_node_is_told_of_at_once(driver: BackendDriver) -> None:
+    limit = driver.limit(TOLD_AT_ONCE)
+    a, b = driver.world("a", "b", nodes="1:2", **({} if limit == UNTOLD else _silence(driver, limit)))
     began = time.monotonic()
     b.kill()
     if limit == UNTOLD:
         # Its key has expired by then, and nobody says a word until somebody waits.
-        assert a.ask("bide", "bided", seconds=scene.kind.options["keep_alive"] + 1.5)["count"] == 0
-        (late,) = scene.nodes("late", nodes="1:2")
+        assert a.ask("bide", "bided", seconds=driver.kind.options["keep_alive"] + 1.5)["count"] == 0
+        (late,) = driver.nodes("late", nodes="1:2")
         late.join()
         a.changed()
         a.join()
@@ -73,25 +81,25 @@ def test_whether_a_killed_node_is_told_of_at_once(scene: Scene) -> None:
         assert _is_as_declared(time.monotonic() - began, limit)
     # And whether survivors meet again without a last call.
     began = time.monotonic()
-    scene.meet(a)
-    took_s, last_call_s = time.monotonic() - began, scene.kind.options["last_call_timeout"]
-    assert took_s >= last_call_s if scene.limit(WITHOUT_LAST_CALL) else took_s < last_call_s
+    driver.meet(a)
+    took_s, last_call_s = time.monotonic() - began, driver.kind.options["last_call_timeout"]
+    assert took_s >= last_call_s if driver.limit(WITHOUT_LAST_CALL) else took_s < last_call_s
 
 
-def test_whether_who_stays_keeps_its_rank(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_whether_who_stays_keeps_its_rank(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     b.join()
     a.changed()
-    if scene.limit(KEEPS_RANKS):
-        scene.medium.until_joined(scene.run, 1)
+    if driver.limit(KEEPS_RANKS):
+        driver.medium.until_joined(driver.run, 1)
     a.join()
-    assert ranked([a, b]) == ([b, a] if scene.limit(KEEPS_RANKS) else [a, b])
+    assert ranked([a, b]) == ([b, a] if driver.limit(KEEPS_RANKS) else [a, b])
 
 
-def test_whether_a_node_may_withdraw_and_the_run_goes_on(scene: Scene) -> None:
-    a, b, c = scene.world("a", "b", "c", nodes="2:3", close_timeout=1)
+def test_whether_a_node_may_withdraw_and_the_run_goes_on(driver: BackendDriver) -> None:
+    a, b, c = driver.world("a", "b", "c", nodes="2:3", close_timeout=1)
     c.order("withdraw")
-    if scene.limit(MAY_LEAVE):
+    if driver.limit(MAY_LEAVE):
         until_closed(a)
         b.join()
         b.failed("RendezvousClosedError")
@@ -103,12 +111,12 @@ def test_whether_a_node_may_withdraw_and_the_run_goes_on(scene: Scene) -> None:
     c.expect("left")
 
 
-def test_whether_an_early_finisher_does_not_break_the_world(scene: Scene) -> None:
+def test_whether_an_early_finisher_does_not_break_the_world(driver: BackendDriver) -> None:
     # The node that serves has a test of its own.
-    a, b, c = serving_first(scene.world("a", "b", "c", nodes=3, close_timeout=1))
+    a, b, c = serving_first(driver.world("a", "b", "c", nodes=3, close_timeout=1))
     assert c.ask("finish", "left")["done"]
     c.kill()
-    if scene.limit(MAY_LEAVE):
+    if driver.limit(MAY_LEAVE):
         until_closed(a)
     else:
         assert a.ask("bide", "bided", seconds=TIMEOUT_S + 0.5)["count"] == 0
@@ -116,11 +124,11 @@ def test_whether_an_early_finisher_does_not_break_the_world(scene: Scene) -> Non
     _finish(a, b)
 
 
-def test_whether_a_surplus_node_stands_by_and_ends_well_with_the_run(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
-    (spare,) = scene.nodes("spare", nodes=2, join_timeout=0.5)
+def test_whether_a_surplus_node_stands_by_and_ends_well_with_the_run(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
+    (spare,) = driver.nodes("spare", nodes=2, join_timeout=0.5)
     spare.join()
-    if scene.limit(STANDS_BY):
+    if driver.limit(STANDS_BY):
         assert [node.changed()["count"] for node in (a, b)] == [1, 1]
         assert "version 1 runs with 2 nodes, and 1 node more waits for the next" in spare.failed(
             "RendezvousTimeoutError"
@@ -136,83 +144,83 @@ def test_whether_a_surplus_node_stands_by_and_ends_well_with_the_run(scene: Scen
         assert node.expect("left")["done"]
 
 
-def test_whether_a_node_that_asks_for_another_size_is_refused_with_both_shown(scene: Scene) -> None:
-    (a,) = scene.nodes("a", nodes=2)
+def test_whether_a_node_that_asks_for_another_size_is_refused_with_both_shown(driver: BackendDriver) -> None:
+    (a,) = driver.nodes("a", nodes=2)
     a.join()
-    (odd,) = scene.nodes("odd", nodes="2:4")
+    (odd,) = driver.nodes("odd", nodes="2:4")
     assert a.ask("bide", "bided", seconds=0.3)["count"] == 0
     odd.join()
-    if scene.limit(ONE_SIZE):
+    if driver.limit(ONE_SIZE):
         ranked([a, odd])
         return
     text = odd.failed("RendezvousError")
-    assert f"odd asks for 2:4 nodes, but run {scene.run!r} was founded for 2 nodes" in text
+    assert f"odd asks for 2:4 nodes, but run {driver.run!r} was founded for 2 nodes" in text
 
 
-def test_whether_a_run_id_is_free_again_when_the_run_has_ended(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_whether_a_run_id_is_free_again_when_the_run_has_ended(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     a.ask("set", "stored", key="seen", value="yes")
     _finish(a, b)
-    c, d = scene.nodes("c", "d", nodes=2)
-    if scene.limit(FREE_AFTER_CLOSE):
-        assert scene.medium.forgets_after_s(scene.run) > 7000
+    c, d = driver.nodes("c", "d", nodes=2)
+    if driver.limit(FREE_AFTER_CLOSE):
+        assert driver.medium.forgets_after_s(driver.run) > 7000
         c.join()
         c.failed("RendezvousClosedError")
         return
-    scene.meet(c, d)
+    driver.meet(c, d)
     assert not c.ask("check", "checked", key="seen")["there"]
     _finish(c, d)
 
 
-def test_whether_a_run_id_is_free_again_when_the_run_was_closed_and_left(scene: Scene) -> None:
-    a, b = scene.world("a", "b", nodes=2)
+def test_whether_a_run_id_is_free_again_when_the_run_was_closed_and_left(driver: BackendDriver) -> None:
+    a, b = driver.world("a", "b", nodes=2)
     a.ask("close", "closing")
     until_closed(b)
     _finish(a, b)
-    c, d = scene.nodes("c", "d", nodes=2)
-    if scene.limit(FREE_AFTER_CLOSE):
+    c, d = driver.nodes("c", "d", nodes=2)
+    if driver.limit(FREE_AFTER_CLOSE):
         c.join()
         c.failed("RendezvousClosedError")
         return
     # At once: what is left of a closed run is remembered for a minute.
     began = time.monotonic()
-    scene.meet(c, d)
+    driver.meet(c, d)
     assert time.monotonic() - began < AT_ONCE_S
 
 
-def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(scene: Scene) -> None:
-    limit = scene.limit(FREE_AT_ONCE)
-    silence = _silence(scene, limit)
-    old = scene.world("a", "b", nodes=2, **silence)
+def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(driver: BackendDriver) -> None:
+    limit = driver.limit(FREE_AT_ONCE)
+    silence = _silence(driver, limit)
+    old = driver.world("a", "b", nodes=2, **silence)
     patience_s = STALE_FILE_S if limit == STALE_FILE else PATIENCE_S
-    fresh = scene.nodes("c", "d", nodes=2, **{**silence, "join_timeout": patience_s})
+    fresh = driver.nodes("c", "d", nodes=2, **{**silence, "join_timeout": patience_s})
     for node in old:
         node.kill()
     began = time.monotonic()
-    scene.meet(*fresh, within_s=patience_s)
+    driver.meet(*fresh, within_s=patience_s)
     assert _is_as_declared(time.monotonic() - began, limit)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if not KINDS[name].only_in_soak])
-def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: Troupe, tmp_path: Path) -> None:
+def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, node_pool: NodePool, tmp_path: Path) -> None:
     kind = KINDS[name]
     medium = kind.start(tmp_path)
     if name in NOT_ASKED[OUTLIVES_SERVER]:
-        assert medium.actor is None
+        assert medium.process is None
         return
-    scene = Scene(name, kind, medium, troupe)
-    again: Actor | None = None
+    driver = BackendDriver(name, kind, medium, node_pool)
+    again: ControlledProcess | None = None
     try:
-        outlives = not scene.limit(OUTLIVES_SERVER)
+        outlives = not driver.limit(OUTLIVES_SERVER)
         # A server takes a while to start again; who waits for none need not wait for long.
-        a, b = scene.world("a", "b", nodes="1:2", outage_grace=3 if outlives else 2, join_timeout=5 if outlives else 2)
-        assert medium.actor is not None
-        medium.actor.kill()
-        if isinstance(medium.actor, (Server, EtcdActor)):
-            again = _started_again(medium.actor)
+        a, b = driver.world("a", "b", nodes="1:2", outage_grace=3 if outlives else 2, join_timeout=5 if outlives else 2)
+        assert medium.process is not None
+        medium.process.kill()
+        if isinstance(medium.process, (Server, EtcdProcess)):
+            again = _started_again(medium.process)
             assert a.ask("bide", "bided", seconds=2.0)["count"] == 0
             b.kill()
-            scene.call_again(a)
+            driver.call_again(a)
             ranked([a])
             return
         assert not outlives
@@ -230,17 +238,17 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, troupe: 
         a.kill()
         b.kill()
     finally:
-        scene.end()
+        driver.end()
         medium.end()
         if again is not None:
             again.kill()
 
 
-def _started_again(actor: Server | EtcdActor) -> Actor:
-    if isinstance(actor, EtcdActor):
-        actor.start_again()
-        return actor
-    again = Server(actor.port, 7.0, None, 0)
+def _started_again(process: Server | EtcdProcess) -> ControlledProcess:
+    if isinstance(process, EtcdProcess):
+        process.start_again()
+        return process
+    again = Server(process.port, 7.0, None, 0)
     again.expect("serving")
     return again
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.conformance.kinds import (
+from tests.conformance.backend_kinds import (
     A_NODE_SERVES,
     MAY_END_FIRST,
     REPLACES_STOPPED,
@@ -14,22 +14,22 @@ from tests.conformance.kinds import (
     TAKEN,
     TIMEOUT_S,
 )
-from tests.conformance.scene import AT_ONCE_S, Player, Scene, ranked, serving_first
-from tests.conformance.where import where_asked, where_not_asked
-from tests.waiting import PATIENCE_S
+from tests.conformance.backend_selection import where_asked, where_not_asked
+from tests.conformance.node_processes import AT_ONCE_S, BackendDriver, PooledNode, ranked, serving_first
+from tests.support.waiting import PATIENCE_S
 
 QUIET_S = TIMEOUT_S + 0.5
 """Who would be missed is missed by then."""
 
 
-def _served_world(scene: Scene, nodes: str | int, **given: Any) -> list[Player]:
+def _served_world(driver: BackendDriver, nodes: str | int, **given: Any) -> list[PooledNode]:
     """Three nodes in a world; the first one serves it."""
-    by_serving = serving_first(scene.world("a", "b", "c", nodes=nodes, **given))
+    by_serving = serving_first(driver.world("a", "b", "c", nodes=nodes, **given))
     assert [node.serves() for node in by_serving] == [True, False, False]
     return by_serving
 
 
-def _keep_their_world(*nodes: Player) -> None:
+def _keep_their_world(*nodes: PooledNode) -> None:
     for node in nodes:
         node.order("bide", seconds=QUIET_S)
     for node in nodes:
@@ -37,9 +37,9 @@ def _keep_their_world(*nodes: Player) -> None:
 
 
 @where_asked(A_NODE_SERVES)
-def test_the_serving_node_is_killed_and_the_others_regroup_at_once(scene: Scene) -> None:
-    silence = scene.long_silence()
-    server, one, other = _served_world(scene, "2:3", last_call_timeout=2 * AT_ONCE_S, **silence)
+def test_the_serving_node_is_killed_and_the_others_regroup_at_once(driver: BackendDriver) -> None:
+    silence = driver.long_silence()
+    server, one, other = _served_world(driver, "2:3", last_call_timeout=2 * AT_ONCE_S, **silence)
     began = time.monotonic()
     server.kill()
     for node in (one, other):
@@ -51,9 +51,9 @@ def test_the_serving_node_is_killed_and_the_others_regroup_at_once(scene: Scene)
 
 
 @where_asked(A_NODE_SERVES)
-def test_the_serving_node_is_stopped_and_learns_that_it_is_out(scene: Scene) -> None:
-    server, one, other = _served_world(scene, "2:3")
-    limit = scene.limit(REPLACES_STOPPED)
+def test_the_serving_node_is_stopped_and_learns_that_it_is_out(driver: BackendDriver) -> None:
+    server, one, other = _served_world(driver, "2:3")
+    limit = driver.limit(REPLACES_STOPPED)
     server.pause()
     if limit == TAKEN:
         _keep_their_world(one, other)
@@ -74,8 +74,8 @@ def test_the_serving_node_is_stopped_and_learns_that_it_is_out(scene: Scene) -> 
 
 
 @where_asked(A_NODE_SERVES)
-def test_the_serving_node_withdraws_and_its_leave_is_all_that_is_noticed(scene: Scene) -> None:
-    server, one, other = _served_world(scene, "2:3", close_timeout=1)
+def test_the_serving_node_withdraws_and_its_leave_is_all_that_is_noticed(driver: BackendDriver) -> None:
+    server, one, other = _served_world(driver, "2:3", close_timeout=1)
     server.order("withdraw")
     for node in (one, other):
         node.changed()
@@ -87,11 +87,11 @@ def test_the_serving_node_withdraws_and_its_leave_is_all_that_is_noticed(scene: 
 
 
 @where_asked(A_NODE_SERVES)
-def test_the_serving_node_finishes_first_and_no_world_breaks(scene: Scene) -> None:
-    server, one, other = _served_world(scene, 3, close_timeout=1)
-    (spare,) = scene.nodes("spare", nodes=3)
+def test_the_serving_node_finishes_first_and_no_world_breaks(driver: BackendDriver) -> None:
+    server, one, other = _served_world(driver, 3, close_timeout=1)
+    (spare,) = driver.nodes("spare", nodes=3)
     spare.join()
-    stays = scene.limit(MAY_END_FIRST)
+    stays = driver.limit(MAY_END_FIRST)
     # It stays for the others, but not for long where it need not; then its process ends.
     server.order("finish")
     if not stays:
@@ -111,5 +111,5 @@ def test_the_serving_node_finishes_first_and_no_world_breaks(scene: Scene) -> No
 
 
 @where_not_asked(A_NODE_SERVES)
-def test_where_no_node_serves_none_says_so(scene: Scene) -> None:
-    assert not any(node.serves() for node in scene.world("a", "b", nodes=2))
+def test_where_no_node_serves_none_says_so(driver: BackendDriver) -> None:
+    assert not any(node.serves() for node in driver.world("a", "b", nodes=2))

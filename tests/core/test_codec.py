@@ -23,8 +23,8 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import NodeNotice, Placed
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
 from rallypoint.messages.types import Bounds, Ending, Reason, RecordedWorld, Settings, rank_bitmap
-from tests.core.histories import History, histories
-from tests.core.stage import member
+from tests.core.random_histories import History, histories
+from tests.support.run_driver import member
 
 JOIN = Joined(member("a", address="10.0.0.1"), Bounds(2, 3))
 PLACED = Placed("inc", 1, "s1", 0, 2, "host:1")

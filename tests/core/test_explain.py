@@ -7,7 +7,7 @@ import pytest
 from rallypoint import wording
 from rallypoint.messages.notices import KeepWaiting, StandBy
 from rallypoint.messages.types import Bounds, Role
-from tests.core.stage import Stage, sealed
+from tests.support.run_driver import RunDriver, sealed
 
 
 def test_many_names_are_cut_short_and_counted() -> None:
@@ -29,51 +29,51 @@ def test_a_size_is_said_as_people_say_it(bounds: Bounds, size: str) -> None:
 
 
 def test_a_first_round_says_who_is_here_and_how_many_are_missing() -> None:
-    stage = Stage(4)
-    assert stage.situation() == "0 of at least 1 node is here (nobody); 1 more must come"
-    stage.join("a", "b")
-    assert stage.situation() == "2 of at least 4 nodes are here (a, b); 2 more must come"
+    driver = RunDriver(4)
+    assert driver.situation() == "0 of at least 1 node is here (nobody); 1 more must come"
+    driver.join("a", "b")
+    assert driver.situation() == "2 of at least 4 nodes are here (a, b); 2 more must come"
 
 
 def test_a_running_round_says_who_works_who_waits_and_who_is_done() -> None:
-    stage = sealed(2, 5, members="abc")
-    assert stage.situation() == "round 1 runs with 3 nodes"
-    stage.join("d")
-    assert stage.situation() == "round 1 runs with 3 nodes, 1 node waiting"
-    stage.finish("c")
-    assert stage.situation() == "round 1 runs with 2 nodes, 1 node waiting, 1 node finished"
+    driver = sealed(2, 5, members="abc")
+    assert driver.situation() == "round 1 runs with 3 nodes"
+    driver.join("d")
+    assert driver.situation() == "round 1 runs with 3 nodes, 1 node waiting"
+    driver.finish("c")
+    assert driver.situation() == "round 1 runs with 2 nodes, 1 node waiting, 1 node finished"
 
 
 def test_a_regrouping_round_says_who_is_back_and_who_is_not() -> None:
-    stage = sealed(2, 4, members="abc")
-    stage.lose("c")
-    assert stage.situation() == "nobody is here; a, b still have to stop and come back, at most 60.0 s more"
-    stage.now += 20
-    stage.join_again("a")
-    assert stage.situation() == "a is here; b still has to stop and come back, at most 40.0 s more"
-    stage.join("d")
-    assert stage.situation() == "a, d are here; b still has to stop and come back, at most 40.0 s more"
+    driver = sealed(2, 4, members="abc")
+    driver.lose("c")
+    assert driver.situation() == "nobody is here; a, b still have to stop and come back, at most 60.0 s more"
+    driver.now += 20
+    driver.join_again("a")
+    assert driver.situation() == "a is here; b still has to stop and come back, at most 40.0 s more"
+    driver.join("d")
+    assert driver.situation() == "a, d are here; b still has to stop and come back, at most 40.0 s more"
 
 
 def test_a_spare_is_told_why_it_stands_by() -> None:
-    stage = Stage(2)
-    stage.join("s", role=Role.SPARE)
-    assert stage.answer("s", StandBy).why == "standing by as a spare of 2 nodes"
-    stage.join("a", "b")
-    stage.join("r", role=Role.SPARE)
-    assert stage.answer("r", StandBy).why == "round 1 runs with 2 of at most 2 nodes: standing by as a spare"
+    driver = RunDriver(2)
+    driver.join("s", role=Role.SPARE)
+    assert driver.answer("s", StandBy).why == "standing by as a spare of 2 nodes"
+    driver.join("a", "b")
+    driver.join("r", role=Role.SPARE)
+    assert driver.answer("r", StandBy).why == "round 1 runs with 2 of at most 2 nodes: standing by as a spare"
 
 
 def test_a_newcomer_is_told_when_it_will_be_let_in() -> None:
-    stage = sealed(2, 3, admit_delay_s=10)
-    stage.join("c")
-    young = stage.answer("c", KeepWaiting)
+    driver = sealed(2, 3, admit_delay_s=10)
+    driver.join("c")
+    young = driver.answer("c", KeepWaiting)
     assert young.why == (
         "round 1 runs with 2 of at most 3 nodes: newcomers are admitted in 10.0 s, when this round is old enough"
     )
-    stage.wait(10)
-    stage.join("c")
-    assert stage.answer("c", KeepWaiting).why.endswith("newcomers are admitted when its members regroup")
+    driver.wait(10)
+    driver.join("c")
+    assert driver.answer("c", KeepWaiting).why.endswith("newcomers are admitted when its members regroup")
 
 
 def test_the_gist_of_a_sentence_does_not_change_with_the_clock() -> None:

@@ -12,7 +12,7 @@ from rallypoint.errors import RendezvousError
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Node
 from rallypoint.ranking import POLICIES, Candidate, Ranking, arrival, natural, rank, sticky
-from tests.core.stage import Stage, member, sealed
+from tests.support.run_driver import RunDriver, member, sealed
 
 
 def named(*names: str) -> list[Candidate]:
@@ -33,26 +33,26 @@ def backwards(candidates: Sequence[Candidate]) -> Ranking:
 
 
 def test_who_stays_keeps_its_rank_and_newcomers_fill_the_gaps() -> None:
-    stage = sealed(3, members="abc")
-    stage.lose("b")
-    stage.join("d")
-    stage.join_again("c", "a")
-    assert stage.ranked == ["a", "d", "c"]
+    driver = sealed(3, members="abc")
+    driver.lose("b")
+    driver.join("d")
+    driver.join_again("c", "a")
+    assert driver.ranked == ["a", "d", "c"]
 
 
 def test_rank_0_goes_to_the_survivor_nearest_to_it_not_to_a_newcomer() -> None:
-    stage = sealed(3, members="abc")
-    stage.lose("a")
-    stage.join("aa")
-    stage.join_again("c", "b")
-    assert stage.ranked == ["b", "aa", "c"]
+    driver = sealed(3, members="abc")
+    driver.lose("a")
+    driver.join("aa")
+    driver.join_again("c", "b")
+    assert driver.ranked == ["b", "aa", "c"]
 
 
 def test_rank_0_goes_to_a_survivor_whose_own_rank_is_beyond_the_new_size() -> None:
-    stage = sealed(1, 3, members="abc")
-    stage.lose("a", "b")
-    stage.join_again("c")
-    assert stage.ranked == ["c"]
+    driver = sealed(1, 3, members="abc")
+    driver.lose("a", "b")
+    driver.join_again("c")
+    assert driver.ranked == ["c"]
 
 
 def test_who_does_not_fit_any_more_moves_into_a_gap() -> None:
@@ -68,28 +68,28 @@ def test_who_does_not_fit_any_more_moves_into_a_gap() -> None:
 
 
 def test_of_two_that_want_one_rank_the_first_gets_it_and_the_other_is_told() -> None:
-    stage = Stage(2)
-    stage.join("first", wanted_rank=1)
-    stage.join("other", wanted_rank=1)
-    assert stage.ranked == ["other", "first"]
-    assert stage.answer("other", Placed).remark == "rank 1 was wanted, but first has it"
-    assert stage.answer("first", Placed).remark == ""
+    driver = RunDriver(2)
+    driver.join("first", wanted_rank=1)
+    driver.join("other", wanted_rank=1)
+    assert driver.ranked == ["other", "first"]
+    assert driver.answer("other", Placed).remark == "rank 1 was wanted, but first has it"
+    assert driver.answer("first", Placed).remark == ""
 
 
 def test_a_wish_beyond_the_size_is_told_so() -> None:
-    stage = Stage(2)
-    stage.join("greedy", wanted_rank=2)
-    stage.join("modest")
-    assert "only 2 nodes" in stage.answer("greedy", Placed).remark
+    driver = RunDriver(2)
+    driver.join("greedy", wanted_rank=2)
+    driver.join("modest")
+    assert "only 2 nodes" in driver.answer("greedy", Placed).remark
 
 
 def test_a_survivor_keeps_the_rank_that_a_newcomer_wants() -> None:
-    stage = sealed(2)
-    stage.lose("b")
-    stage.join("c", wanted_rank=0)
-    stage.join_again("a")
-    assert stage.ranked == ["a", "c"]
-    assert stage.answer("c", Placed).remark == "rank 0 was wanted, but a has it"
+    driver = sealed(2)
+    driver.lose("b")
+    driver.join("c", wanted_rank=0)
+    driver.join_again("a")
+    assert driver.ranked == ["a", "c"]
+    assert driver.answer("c", Placed).remark == "rank 0 was wanted, but a has it"
 
 
 # By nature ------------------------------------------------------------------------------------------------------------
@@ -114,18 +114,18 @@ def test_nodes_of_one_name_and_place_are_ranked_as_they_came() -> None:
 
 def test_the_arrival_policy_ranks_as_they_came() -> None:
     assert order(arrival(named("z", "y", "x"))) == ["z", "y", "x"]
-    stage = Stage(3, rank_policy="arrival")
-    stage.join("z", "y", "x")
-    assert stage.ranked == ["z", "y", "x"]
+    driver = RunDriver(3, rank_policy="arrival")
+    driver.join("z", "y", "x")
+    assert driver.ranked == ["z", "y", "x"]
 
 
 # Policies -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_user_can_bring_a_policy() -> None:
-    stage = Stage(3, policies={**POLICIES, "backwards": backwards}, rank_policy="backwards")
-    stage.join("a", "b", "c")
-    assert stage.ranked == ["c", "b", "a"]
+    driver = RunDriver(3, policies={**POLICIES, "backwards": backwards}, rank_policy="backwards")
+    driver.join("a", "b", "c")
+    assert driver.ranked == ["c", "b", "a"]
 
 
 def test_a_policy_that_nobody_knows_is_refused_with_those_that_there_are() -> None:

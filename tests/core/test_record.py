@@ -23,10 +23,10 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.requests import Standing
 from rallypoint.messages.types import Bounds, Ending, Reason, RecordedWorld, Settings, rank_bitmap, ranks_of
 from rallypoint.record import Claim, Record, RecordedEnding
-from tests.core.histories import History, histories
-from tests.core.stage import Stage, sealed
+from tests.core.random_histories import History, histories
 from tests.core.test_codec import RECORD, refusal
 from tests.core.test_recovery import claim, restarted
+from tests.support.run_driver import RunDriver, sealed
 
 ADVICE = "; if nothing else uses that name, delete it, and the nodes tell the next server what they know"
 LEAST = Record(run_id="run", incarnation="", epoch=0, round=0, write_id="w", bounds=Bounds(1, 1))
@@ -204,13 +204,13 @@ def test_a_record_that_is_too_large_is_refused_before_it_is_read() -> None:
 
 def test_a_sealed_run_is_recovered_with_what_must_outlive_its_server() -> None:
     """Rule 17f: only the recorded world can be current, and finished ranks are not awaited."""
-    stage = sealed(2, 4, members="abc", last_call_s=3.0)
-    stage.finish("b")
-    run = record.restored(written(stage.run), 500.0, 9.0)
+    driver = sealed(2, 4, members="abc", last_call_s=3.0)
+    driver.finish("b")
+    run = record.restored(written(driver.run), 500.0, 9.0)
     assert (run.phase, run.hold_ends) == (Phase.RECOVERING, 509.0)
-    assert (run.run_id, run.incarnation, run.round) == ("run", stage.run.incarnation, 1)
+    assert (run.run_id, run.incarnation, run.round) == ("run", driver.run.incarnation, 1)
     assert (run.bounds, run.settings) == (Bounds(2, 4), Settings(last_call_s=3.0))
-    assert run.recorded == RecordedWorld(1, stage.world.seal_id, 3, rank_bitmap([1]))
+    assert run.recorded == RecordedWorld(1, driver.world.seal_id, 3, rank_bitmap([1]))
     assert [(rank, heard.finished, heard.announced) for rank, heard in run.heard.items()] == [(1, True, False)]
     assert (run.predecessor, run.last, run.founded) == (None, None, False)
 
@@ -223,32 +223,32 @@ def test_the_process_that_served_before_is_known_to_a_run_that_is_recovered() ->
 
 def test_a_closed_run_stays_closed_for_its_time() -> None:
     """Rules 1 and 17h."""
-    stage = sealed(2)
-    stage.close(why="enough")
-    run = record.restored(written(stage.run), 500.0, 9.0)
+    driver = sealed(2)
+    driver.close(why="enough")
+    run = record.restored(written(driver.run), 500.0, 9.0)
     assert (run.phase, run.closing) == (Phase.CLOSED, Closing(Ending.FAILED, "enough", 500.0))
-    assert (run.incarnation, run.round, run.hold_ends) == (stage.run.incarnation, 1, None)
+    assert (run.incarnation, run.round, run.hold_ends) == (driver.run.incarnation, 1, None)
 
 
 def test_how_the_incarnation_before_ended_is_kept() -> None:
     """Rule 17h."""
-    stage = sealed(2)
-    ended = EndedIncarnation(stage.run.incarnation, Ending.FAILED, "somebody closed it")
-    stage.close()
-    stage.lose("a", "b")
-    stage.join("c", "d")
-    assert written(stage.run).last == ended
-    assert record.restored(written(stage.run), 500.0, 9.0).last == ended
+    driver = sealed(2)
+    ended = EndedIncarnation(driver.run.incarnation, Ending.FAILED, "somebody closed it")
+    driver.close()
+    driver.lose("a", "b")
+    driver.join("c", "d")
+    assert written(driver.run).last == ended
+    assert record.restored(written(driver.run), 500.0, 9.0).last == ended
 
 
 @pytest.mark.parametrize("claim", [None, RECORD.claim])
 def test_without_a_world_nothing_is_awaited_and_a_claim_has_set_the_bounds(claim: Claim | None) -> None:
     """Rules 17a and 17f."""
-    stage = Stage(2, 4)
-    stage.join("a")
-    run = record.restored(written(stage.run, claim=claim), 500.0, 9.0)
+    driver = RunDriver(2, 4)
+    driver.join("a")
+    run = record.restored(written(driver.run, claim=claim), 500.0, 9.0)
     assert (run.phase, run.live, run.hold_ends) == (Phase.GATHERING, 0, None)
-    assert (run.bounds, run.incarnation) == (Bounds(2, 4), stage.run.incarnation)
+    assert (run.bounds, run.incarnation) == (Bounds(2, 4), driver.run.incarnation)
     assert run.founded is (claim is not None)
 
 
@@ -259,38 +259,38 @@ def test_who_serves_and_which_write_it_is_are_for_the_caller_to_say() -> None:
 
 def test_who_hands_over_says_whether_the_world_is_broken() -> None:
     """Rule 17g: one write removes the claim and marks the world broken."""
-    stage = sealed(2)
+    driver = sealed(2)
     for broken in (False, True):
         for handing_over in (False, True):
-            world = written(stage.run, handing_over=handing_over).world
+            world = written(driver.run, handing_over=handing_over).world
             assert world is not None
             assert world.broken is (broken and handing_over)
-        stage.lose("a")
+        driver.lose("a")
 
 
 def test_who_hands_over_a_broken_world_says_which_ranks_have_left_it() -> None:
     """Rule 17g: the next server does not wait for them; who is back, awaited or finished has not left."""
-    stage = sealed(1, 4, members="abcd")
-    finished = stage.seat("a").rank
-    stage.finish("a")
-    gone = stage.seat("d").rank
-    stage.leave("d", Reason.WITHDREW)
-    stage.join_again("b")
-    world = written(stage.run, handing_over=True).world
+    driver = sealed(1, 4, members="abcd")
+    finished = driver.seat("a").rank
+    driver.finish("a")
+    gone = driver.seat("d").rank
+    driver.leave("d", Reason.WITHDREW)
+    driver.join_again("b")
+    world = written(driver.run, handing_over=True).world
     assert world is not None
     assert (list(world.finished_ranks()), list(ranks_of(world.gone))) == ([finished], [gone])
-    assert written(stage.run).world == msgspec.structs.replace(world, broken=False, gone=b"")
+    assert written(driver.run).world == msgspec.structs.replace(world, broken=False, gone=b"")
 
 
 def test_nodes_that_finished_in_earlier_worlds_are_counted() -> None:
     """Rule 8: once a node has finished, newcomers are not admitted."""
-    stage = sealed(1, 4, members="abcd")
-    stage.finish("a")
-    stage.lose("d")
-    stage.join_again("b", "c")
-    finished = rank_bitmap([stage.seat("c").rank])
-    stage.finish("c")
-    assert written(stage.run).world == RecordedWorld(2, stage.world.seal_id, 2, finished, ended_before=1)
+    driver = sealed(1, 4, members="abcd")
+    driver.finish("a")
+    driver.lose("d")
+    driver.join_again("b", "c")
+    finished = rank_bitmap([driver.seat("c").rank])
+    driver.finish("c")
+    assert written(driver.run).world == RecordedWorld(2, driver.world.seal_id, 2, finished, ended_before=1)
 
 
 def test_a_server_that_has_no_record_has_no_world_to_write_down_before_it_hears_of_one() -> None:
@@ -299,13 +299,13 @@ def test_a_server_that_has_no_record_has_no_world_to_write_down_before_it_hears_
 
 def test_a_server_that_has_no_record_writes_down_the_highest_world_that_it_heard_of() -> None:
     """Rule 17c: who has finished in it may be gone when the next server asks."""
-    stage = restarted(2, 3)
-    claim(stage, "a", 0, Standing.FINISHED)
-    each = written(stage.run)
+    driver = restarted(2, 3)
+    claim(driver, "a", 0, Standing.FINISHED)
+    each = written(driver.run)
     assert (each.incarnation, each.bounds, each.round) == ("old", Bounds(2, 3), 4)
     assert each.world == RecordedWorld(4, "s4", 3, rank_bitmap([0]))
-    claim(stage, "b", 1, round_=5)
-    assert written(stage.run).world == RecordedWorld(5, "s5", 3)
+    claim(driver, "b", 1, round_=5)
+    assert written(driver.run).world == RecordedWorld(5, "s5", 3)
 
 
 @effort(max_examples=100)

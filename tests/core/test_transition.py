@@ -11,8 +11,8 @@ from rallypoint.messages.notices import KeepWaiting, StandBy, WaitingCount
 from rallypoint.messages.requests import Standing
 from rallypoint.messages.types import Role
 from simulation.check import complaints
-from tests.core.histories import History, histories
-from tests.core.stage import Stage, sealed
+from tests.core.random_histories import History, histories
+from tests.support.run_driver import RunDriver, sealed
 
 # Purity and what is always true ---------------------------------------------------------------------------------------
 
@@ -63,28 +63,28 @@ def test_a_seal_id_names_one_roster_and_rounds_only_grow(history: History) -> No
 
 
 def test_a_run_wakes_for_whatever_is_due_next() -> None:
-    stage = Stage(2, 4, last_call_s=30, regroup_s=60, closed_ttl_s=50)
-    assert transition.wake_at(stage.run, stage.now) is None
-    stage.join("a")
-    assert transition.wake_at(stage.run, stage.now) is None
-    stage.join("b")
-    assert transition.wake_at(stage.run, stage.now) == stage.now + 30
-    stage.wait(30)
-    stage.wait(1)
-    assert transition.wake_at(stage.run, stage.now) is None
-    stage.join_again("a")
-    assert transition.wake_at(stage.run, stage.now) == stage.now + 60
-    stage.close()
-    assert transition.wake_at(stage.run, stage.now) == stage.now + 50
+    driver = RunDriver(2, 4, last_call_s=30, regroup_s=60, closed_ttl_s=50)
+    assert transition.wake_at(driver.run, driver.now) is None
+    driver.join("a")
+    assert transition.wake_at(driver.run, driver.now) is None
+    driver.join("b")
+    assert transition.wake_at(driver.run, driver.now) == driver.now + 30
+    driver.wait(30)
+    driver.wait(1)
+    assert transition.wake_at(driver.run, driver.now) is None
+    driver.join_again("a")
+    assert transition.wake_at(driver.run, driver.now) == driver.now + 60
+    driver.close()
+    assert transition.wake_at(driver.run, driver.now) == driver.now + 50
 
 
 def test_the_end_of_a_wait_is_known_while_a_run_gathers_or_recovers() -> None:
-    stage = Stage(2, 4, last_call_s=30)
-    assert transition.wait_ends(stage.run, stage.now) is None
-    stage.join("a", "b")
-    assert transition.wait_ends(stage.run, stage.now) == stage.now + 30
-    stage.wait(30)
-    assert transition.wait_ends(stage.run, stage.now) is None
+    driver = RunDriver(2, 4, last_call_s=30)
+    assert transition.wait_ends(driver.run, driver.now) is None
+    driver.join("a", "b")
+    assert transition.wait_ends(driver.run, driver.now) == driver.now + 30
+    driver.wait(30)
+    assert transition.wait_ends(driver.run, driver.now) is None
     holding = recovery.blank("run", started_at=100.0, now=100.0, hold_s=7.0)
     assert transition.wait_ends(holding, 100.0) == 107.0
 
@@ -93,32 +93,32 @@ def test_the_end_of_a_wait_is_known_while_a_run_gathers_or_recovers() -> None:
 
 
 def test_the_first_newcomer_is_told_of_at_once_and_more_within_a_second() -> None:
-    stage = sealed(2, 5)
-    seal_id = stage.world.seal_id
-    stage.join("c")
-    assert stage.heard("a") == stage.heard("b") == [WaitingCount(seal_id, 1)]
-    told_at = stage.now
-    stage.now += 0.25
-    stage.join("d")
-    assert stage.heard("a") == []
-    assert transition.wake_at(stage.run, stage.now) == told_at + 1.0
-    stage.wait(0.75)
-    assert stage.heard("a") == [WaitingCount(seal_id, 2)]
+    driver = sealed(2, 5)
+    seal_id = driver.world.seal_id
+    driver.join("c")
+    assert driver.heard("a") == driver.heard("b") == [WaitingCount(seal_id, 1)]
+    told_at = driver.now
+    driver.now += 0.25
+    driver.join("d")
+    assert driver.heard("a") == []
+    assert transition.wake_at(driver.run, driver.now) == told_at + 1.0
+    driver.wait(0.75)
+    assert driver.heard("a") == [WaitingCount(seal_id, 2)]
 
 
 def test_that_nobody_waits_any_more_is_told_at_once() -> None:
-    stage = sealed(2, 5)
-    stage.join("c")
-    stage.lose("c")
-    assert stage.answer("a", WaitingCount).count == 0
+    driver = sealed(2, 5)
+    driver.join("c")
+    driver.lose("c")
+    assert driver.answer("a", WaitingCount).count == 0
 
 
 def test_no_more_are_counted_than_there_is_room_for_and_spares_never() -> None:
-    stage = sealed(2, 3)
-    stage.join("s", role=Role.SPARE)
-    assert transition.waiting_count(stage.run, stage.now) == 0
-    stage.join("c", "d")
-    assert transition.waiting_count(stage.run, stage.now) == 1
+    driver = sealed(2, 3)
+    driver.join("s", role=Role.SPARE)
+    assert transition.waiting_count(driver.run, driver.now) == 0
+    driver.join("c", "d")
+    assert transition.waiting_count(driver.run, driver.now) == 1
     full = sealed(2)
     full.join("c")
     assert full.heard("a") == []
@@ -126,35 +126,35 @@ def test_no_more_are_counted_than_there_is_room_for_and_spares_never() -> None:
 
 
 def test_newcomers_do_not_count_before_the_round_is_old_enough() -> None:
-    stage = sealed(2, 3, admit_delay_s=10)
-    stage.wait(4)
-    stage.join("c")
-    assert "in 6.0 s, when this round is old enough" in stage.answer("c", KeepWaiting).why
-    assert stage.heard("a") == []
-    assert transition.wake_at(stage.run, stage.now) == stage.world.sealed_at + 10
-    stage.wait(6)
-    assert stage.answer("a", WaitingCount).count == 1
+    driver = sealed(2, 3, admit_delay_s=10)
+    driver.wait(4)
+    driver.join("c")
+    assert "in 6.0 s, when this round is old enough" in driver.answer("c", KeepWaiting).why
+    assert driver.heard("a") == []
+    assert transition.wake_at(driver.run, driver.now) == driver.world.sealed_at + 10
+    driver.wait(6)
+    assert driver.answer("a", WaitingCount).count == 1
 
 
 def test_newcomers_do_not_count_once_a_member_has_finished() -> None:
-    stage = sealed(2, 3)
-    stage.join("c")
-    stage.finish("b")
-    assert stage.answer("a", WaitingCount).count == 0
-    assert transition.waiting_count(stage.run, stage.now) == 0
+    driver = sealed(2, 3)
+    driver.join("c")
+    driver.finish("b")
+    assert driver.answer("a", WaitingCount).count == 0
+    assert transition.waiting_count(driver.run, driver.now) == 0
 
 
 def test_a_count_that_a_member_missed_is_told_again_when_it_announces_itself() -> None:
-    stage = sealed(2, 3)
-    stage.join("c")
-    stage.announce("a", Standing.HOLDS, waiting=0)
-    assert stage.answer("a", WaitingCount).count == 1
-    stage.announce("a", Standing.HOLDS, waiting=1)
-    assert stage.sends == []
+    driver = sealed(2, 3)
+    driver.join("c")
+    driver.announce("a", Standing.HOLDS, waiting=0)
+    assert driver.answer("a", WaitingCount).count == 1
+    driver.announce("a", Standing.HOLDS, waiting=1)
+    assert driver.sends == []
 
 
 def test_a_broken_or_closed_run_counts_nobody() -> None:
-    stage = sealed(2, 3)
-    stage.join("c")
-    stage.lose("a")
-    assert transition.waiting_count(stage.run, stage.now) == 0
+    driver = sealed(2, 3)
+    driver.join("c")
+    driver.lose("a")
+    assert transition.waiting_count(driver.run, driver.now) == 0

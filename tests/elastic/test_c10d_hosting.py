@@ -19,8 +19,8 @@ from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, create_handler
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores import PrefixStore
-from tests.faults.harness import free_port
-from tests.waiting import PATIENCE_S
+from tests.support.node_processes import free_port
+from tests.support.waiting import PATIENCE_S
 
 OPTIONS: dict[str, Any] = {"local_addr": "127.0.0.1", "close_timeout": 1, "quiet": True}
 

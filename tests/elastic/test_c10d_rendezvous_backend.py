@@ -26,7 +26,7 @@ from rallypoint.errors import RendezvousConnectionError, RendezvousError, Rendez
 from rallypoint.stores import MemoryStore, TcpStore
 from rallypoint.stores.file.store import FileStore
 from rallypoint.torch_bridge import stores_c10d
-from tests.faults.harness import Stage, free_port
+from tests.support.node_processes import Processes, free_port
 
 KEY = "torch.rendezvous.run"
 SHORT = timedelta(seconds=5)
@@ -201,15 +201,15 @@ def test_nobody_there_is_a_connection_error_with_its_cause(with_torch: bool) -> 
 
 
 def test_a_rallypoint_server_at_the_endpoint_is_named(with_torch: bool) -> None:
-    stage = Stage()
+    processes = Processes()
     try:
-        endpoint = stage.server().endpoint
+        endpoint = processes.server().endpoint
         with pytest.raises(
             RendezvousConnectionError, match="a rallypoint server is there: use the backend 'rallypoint'"
         ):
             create_backend(params(endpoint, read_timeout=10))
     finally:
-        stage.end()
+        processes.end()
 
 
 def test_an_http_server_at_the_endpoint_is_named(with_torch: bool) -> None:

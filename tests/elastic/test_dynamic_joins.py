@@ -9,13 +9,13 @@ import pytest
 from rallypoint.client.view import State
 from rallypoint.errors import RendezvousError
 from rallypoint.stores import MemoryStore
-from tests.elastic.test_dynamic_rendezvous import PATIENCE_S, Cast
-from tests.waiting import until
+from tests.elastic.test_dynamic_rendezvous import PATIENCE_S, HandlerGroup
+from tests.support.waiting import until
 
 
 @pytest.fixture
-def cast() -> Iterator[Cast]:
-    made = Cast(MemoryStore())
+def group() -> Iterator[HandlerGroup]:
+    made = HandlerGroup(MemoryStore())
     try:
         yield made
     finally:
@@ -23,9 +23,9 @@ def cast() -> Iterator[Cast]:
 
 
 def test_a_world_that_broke_before_its_thread_looked_is_a_place_all_the_same(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    group: HandlerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, other = cast.handler(), cast.handler()
+    slow, other = group.handler(), group.handler()
     waiters = slow._member.link._waiters
     wake = waiters.wake
 
@@ -35,9 +35,9 @@ def test_a_world_that_broke_before_its_thread_looked_is_a_place_all_the_same(
             wake()
 
     monkeypatch.setattr(waiters, "wake", wake_late)
-    (joining,) = cast.join(slow)
+    (joining,) = group.join(slow)
     until(lambda: slow._member.view.state is State.WAITING and slow._member.link.is_connected)
-    cast.meet(other)
+    group.meet(other)
     until(lambda: slow._member.view.state is State.HOLDS)
     try:
         raise RuntimeError("told to")
@@ -47,11 +47,11 @@ def test_a_world_that_broke_before_its_thread_looked_is_a_place_all_the_same(
     assert slow.num_nodes_waiting() == 1
 
 
-def test_a_shutdown_ends_a_join_that_is_under_way(cast: Cast) -> None:
-    member, spare = cast.handler(1, 1), cast.handler(1, 1)
-    cast.meet(member)
-    (standing_by,) = cast.join(spare)
+def test_a_shutdown_ends_a_join_that_is_under_way(group: HandlerGroup) -> None:
+    member, spare = group.handler(1, 1), group.handler(1, 1)
+    group.meet(member)
+    (standing_by,) = group.join(spare)
     until(lambda: spare._member.view.state is State.SPARE)
-    cast.shut_down(spare)
+    group.shut_down(spare)
     with pytest.raises(RendezvousError, match="run 'run' was left by this node: a new handler can join it again"):
         standing_by.result(PATIENCE_S / 2)

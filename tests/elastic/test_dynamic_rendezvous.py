@@ -33,7 +33,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.stores import MemoryStore, TcpStore
-from tests.waiting import until
+from tests.support.waiting import until
 
 PATIENCE_S = 20.0
 
@@ -75,7 +75,7 @@ class MemoryBackend(RendezvousBackend):
             raise RendezvousConnectionError("it is away")
 
 
-class Cast:
+class HandlerGroup:
     """Handlers on one backend, and threads that wait for them."""
 
     def __init__(self, store: Any) -> None:
@@ -118,8 +118,8 @@ def where(info: RendezvousInfo) -> tuple[str, int]:
 
 
 @pytest.fixture(params=[MemoryStore, lambda: None], ids=["store", "no store"])
-def cast(request: pytest.FixtureRequest) -> Iterator[Cast]:
-    made = Cast(request.param())
+def group(request: pytest.FixtureRequest) -> Iterator[HandlerGroup]:
+    made = HandlerGroup(request.param())
     try:
         yield made
     finally:
@@ -204,8 +204,8 @@ def test_a_handler_that_cannot_be_made_is_recorded() -> None:
 # Meeting --------------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_form_one_world_with_one_store(cast: Cast) -> None:
-    infos = cast.meet(*[cast.handler(4, 4) for _ in range(4)])
+def test_nodes_form_one_world_with_one_store(group: HandlerGroup) -> None:
+    infos = group.meet(*[group.handler(4, 4) for _ in range(4)])
     assert sorted(info.rank for info in infos) == [0, 1, 2, 3]
     assert {info.world_size for info in infos} == {4}
     infos[0].store.set("greeting", "hello")
@@ -213,9 +213,9 @@ def test_nodes_form_one_world_with_one_store(cast: Cast) -> None:
     assert len({where(info) for info in infos}) == 1
 
 
-def test_rank_0_serves_the_store_of_the_workers(cast: Cast) -> None:
-    handlers = [cast.handler(), cast.handler()]
-    host, port = where(cast.meet(*handlers)[0])
+def test_rank_0_serves_the_store_of_the_workers(group: HandlerGroup) -> None:
+    handlers = [group.handler(), group.handler()]
+    host, port = where(group.meet(*handlers)[0])
     assert handlers[0].use_agent_store
     with TcpStore(host, port, timeout=timedelta(seconds=5)) as worker:
         worker.set("rank", "0")
@@ -224,49 +224,49 @@ def test_rank_0_serves_the_store_of_the_workers(cast: Cast) -> None:
 
 def test_the_workers_store_is_not_served_where_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    cast = Cast(MemoryStore())
-    handlers = [cast.handler(), cast.handler()]
-    place = where(cast.meet(*handlers)[0])
+    group = HandlerGroup(MemoryStore())
+    handlers = [group.handler(), group.handler()]
+    place = where(group.meet(*handlers)[0])
     assert not handlers[0].use_agent_store
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place, 5)
-    cast.end()
+    group.end()
 
 
-def test_each_round_has_a_store_of_its_own(cast: Cast) -> None:
-    handlers = [cast.handler(), cast.handler()]
-    first = cast.meet(*handlers)
+def test_each_round_has_a_store_of_its_own(group: HandlerGroup) -> None:
+    handlers = [group.handler(), group.handler()]
+    first = group.meet(*handlers)
     first[0].store.set("seen", "in round 1")
-    second = cast.meet(*handlers)
+    second = group.meet(*handlers)
     assert not second[0].store.check(["seen"])
     assert where(first[0]) != where(second[0])
 
 
-def test_a_silent_node_is_given_up_and_the_others_regroup(cast: Cast) -> None:
-    a, b, c = (cast.handler(2, 3) for _ in range(3))
-    cast.meet(a, b, c)
+def test_a_silent_node_is_given_up_and_the_others_regroup(group: HandlerGroup) -> None:
+    a, b, c = (group.handler(2, 3) for _ in range(3))
+    group.meet(a, b, c)
     assert (a.num_nodes_waiting(), b.num_nodes_waiting()) == (0, 0)
     c._stop_heartbeats()
     until(lambda: a.num_nodes_waiting() == b.num_nodes_waiting() == 1)
-    assert {info.world_size for info in cast.meet(a, b)} == {2}
+    assert {info.world_size for info in group.meet(a, b)} == {2}
 
 
-def test_a_late_node_is_counted_and_admitted(cast: Cast) -> None:
-    a, b, late = (cast.handler(2, 3) for _ in range(3))
-    cast.meet(a, b)
-    (joining,) = cast.join(late)
+def test_a_late_node_is_counted_and_admitted(group: HandlerGroup) -> None:
+    a, b, late = (group.handler(2, 3) for _ in range(3))
+    group.meet(a, b)
+    (joining,) = group.join(late)
     until(lambda: a.num_nodes_waiting() == b.num_nodes_waiting() == 1)
-    assert {info.world_size for info in cast.meet(a, b)} == {3}
+    assert {info.world_size for info in group.meet(a, b)} == {3}
     assert joining.result(PATIENCE_S).rank == 2
 
 
-def test_all_who_finish_end_the_run_and_a_spare_ends_well_with_it(cast: Cast) -> None:
-    a, b, spare = (cast.handler(2, 2, join_s=PATIENCE_S if number < 2 else 0.5) for number in range(3))
-    cast.meet(a, b)
-    (standing_by,) = cast.join(spare)
+def test_all_who_finish_end_the_run_and_a_spare_ends_well_with_it(group: HandlerGroup) -> None:
+    a, b, spare = (group.handler(2, 2, join_s=PATIENCE_S if number < 2 else 0.5) for number in range(3))
+    group.meet(a, b)
+    (standing_by,) = group.join(spare)
     until(lambda: spare._member.view.stood_by)
     assert not a.is_closed()
-    assert cast.shut_down(a, b) == [True, True]
+    assert group.shut_down(a, b) == [True, True]
     with pytest.raises(RendezvousGracefulExitError):
         standing_by.result(PATIENCE_S)
     # Rank 0 has stayed for the other one, and heard of the close; that one may have left before.
@@ -274,9 +274,9 @@ def test_all_who_finish_end_the_run_and_a_spare_ends_well_with_it(cast: Cast) ->
     assert a.shutdown()
 
 
-def test_an_exception_under_way_makes_a_shutdown_a_withdrawal(cast: Cast) -> None:
-    a, b = cast.handler(), cast.handler()
-    cast.meet(a, b)
+def test_an_exception_under_way_makes_a_shutdown_a_withdrawal(group: HandlerGroup) -> None:
+    a, b = group.handler(), group.handler()
+    group.meet(a, b)
     try:
         raise RuntimeError("told to")
     except RuntimeError:
@@ -285,9 +285,9 @@ def test_an_exception_under_way_makes_a_shutdown_a_withdrawal(cast: Cast) -> Non
     assert not a.is_closed()
 
 
-def test_a_closed_run_is_closed_for_everybody(cast: Cast) -> None:
-    a, b = cast.handler(), cast.handler()
-    cast.meet(a, b)
+def test_a_closed_run_is_closed_for_everybody(group: HandlerGroup) -> None:
+    a, b = group.handler(), group.handler()
+    group.meet(a, b)
     b.set_closed()
     until(a.is_closed)
     until(lambda: a._member.view.why != "")
@@ -297,114 +297,114 @@ def test_a_closed_run_is_closed_for_everybody(cast: Cast) -> None:
     assert a.num_nodes_waiting() == 0
 
 
-def test_who_waits_is_told_that_the_run_was_closed(cast: Cast) -> None:
-    a, other = cast.handler(), cast.handler()
-    (joining,) = cast.join(a)
-    until(lambda: cast.backend.state is not None)
+def test_who_waits_is_told_that_the_run_was_closed(group: HandlerGroup) -> None:
+    a, other = group.handler(), group.handler()
+    (joining,) = group.join(a)
+    until(lambda: group.backend.state is not None)
     other.set_closed()
     with pytest.raises(RendezvousClosedError):
         joining.result(PATIENCE_S)
 
 
-def test_a_join_that_times_out_says_who_was_here(cast: Cast) -> None:
-    lonely = cast.handler(3, 3, join_s=0.5)
+def test_a_join_that_times_out_says_who_was_here(group: HandlerGroup) -> None:
+    lonely = group.handler(3, 3, join_s=0.5)
     with pytest.raises(RendezvousTimeoutError, match=r"1 of at least 3 nodes are here \(.*\); 2 more must come"):
         lonely.next_rendezvous()
-    a, b, c = (cast.handler(3, 3) for _ in range(3))
-    assert {info.world_size for info in cast.meet(a, b, c)} == {3}
+    a, b, c = (group.handler(3, 3) for _ in range(3))
+    assert {info.world_size for info in group.meet(a, b, c)} == {3}
 
 
-def test_a_handler_joins_again_after_a_time_out(cast: Cast) -> None:
-    a, b = cast.handler(join_s=2.0), cast.handler()
+def test_a_handler_joins_again_after_a_time_out(group: HandlerGroup) -> None:
+    a, b = group.handler(join_s=2.0), group.handler()
     with pytest.raises(RendezvousTimeoutError):
         a.next_rendezvous()
-    (joining,) = cast.join(b)
+    (joining,) = group.join(b)
     until(lambda: b._member.view.incarnation != "")
-    assert {info.world_size for info in cast.meet(a)} == {2}
+    assert {info.world_size for info in group.meet(a)} == {2}
     joining.result(PATIENCE_S)
 
 
-def test_who_left_needs_a_new_handler(cast: Cast) -> None:
-    a = cast.handler(1, 1)
-    cast.meet(a)
+def test_who_left_needs_a_new_handler(group: HandlerGroup) -> None:
+    a = group.handler(1, 1)
+    group.meet(a)
     assert a.shutdown()
     with pytest.raises(RendezvousError):
         a.next_rendezvous()
-    assert cast.meet(cast.handler(1, 1))[0].world_size == 1
+    assert group.meet(group.handler(1, 1))[0].world_size == 1
 
 
 # The medium -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_backend_that_never_confirms_is_read_again(cast: Cast) -> None:
-    cast.backend.confirms = False
-    assert {info.world_size for info in cast.meet(*[cast.handler(3, 3) for _ in range(3)])} == {3}
+def test_a_backend_that_never_confirms_is_read_again(group: HandlerGroup) -> None:
+    group.backend.confirms = False
+    assert {info.world_size for info in group.meet(*[group.handler(3, 3) for _ in range(3)])} == {3}
 
 
 def test_where_nothing_can_be_read_back_what_was_written_counts() -> None:
-    cast = Cast(None)
-    cast.backend.confirms = cast.backend.reads_back = False
-    alone = cast.handler(1, 1)
-    assert cast.meet(alone)[0].world_size == 1
-    cast.end()
+    group = HandlerGroup(None)
+    group.backend.confirms = group.backend.reads_back = False
+    alone = group.handler(1, 1)
+    assert group.meet(alone)[0].world_size == 1
+    group.end()
 
 
-def test_a_backend_that_is_away_is_waited_for(cast: Cast) -> None:
-    a, b = cast.handler(), cast.handler()
-    cast.backend.is_away = True
-    joinings = cast.join(a, b)
+def test_a_backend_that_is_away_is_waited_for(group: HandlerGroup) -> None:
+    a, b = group.handler(), group.handler()
+    group.backend.is_away = True
+    joinings = group.join(a, b)
     until(lambda: "it is away" in a._member.link.trouble)
-    cast.backend.is_away = False
+    group.backend.is_away = False
     assert {joining.result(PATIENCE_S).world_size for joining in joinings} == {2}
 
 
-def test_an_outage_is_no_loss(cast: Cast) -> None:
-    a, b = cast.handler(), cast.handler()
-    cast.meet(a, b)
-    cast.backend.is_away = True
+def test_an_outage_is_no_loss(group: HandlerGroup) -> None:
+    a, b = group.handler(), group.handler()
+    group.meet(a, b)
+    group.backend.is_away = True
     until(lambda: a._member.view.out_since is not None)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1.5)
     assert (a.num_nodes_waiting(), b.num_nodes_waiting()) == (0, 0)
     assert not a.is_closed()
-    cast.backend.is_away = False
+    group.backend.is_away = False
     until(lambda: a._member.view.out_since is None)
     assert (a.num_nodes_waiting(), b.num_nodes_waiting()) == (0, 0)
 
 
 def test_a_backend_that_stays_away_is_named_in_the_time_out() -> None:
-    cast = Cast(None)
-    cast.backend.is_away = True
+    group = HandlerGroup(None)
+    group.backend.is_away = True
     with pytest.raises(RendezvousTimeoutError, match=r"the backend 'memory' cannot be reached .*it is away"):
-        cast.handler(join_s=0.3).next_rendezvous()
-    cast.end()
+        group.handler(join_s=0.3).next_rendezvous()
+    group.end()
 
 
-def test_a_document_of_torch_is_refused(cast: Cast) -> None:
-    cast.backend.state = pickle.dumps({"round": 3})
+def test_a_document_of_torch_is_refused(group: HandlerGroup) -> None:
+    group.backend.state = pickle.dumps({"round": 3})
     with pytest.raises(RendezvousStateError, match="is a pickle, which is never loaded"):
-        cast.handler().next_rendezvous()
+        group.handler().next_rendezvous()
 
 
-def test_an_error_of_ones_own_backend_reaches_who_joins(cast: Cast) -> None:
-    cast.backend.get_state = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+def test_an_error_of_ones_own_backend_reaches_who_joins(group: HandlerGroup) -> None:
+    group.backend.get_state = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ZeroDivisionError):
-        cast.handler().next_rendezvous()
+        group.handler().next_rendezvous()
 
 
 def test_one_node_writes_while_nothing_changes_however_many_there_are() -> None:
-    cast = Cast(None)
-    cast.meet(*[cast.handler(8, 8) for _ in range(8)])
-    writes, began = cast.backend.writes, time.monotonic()
+    group = HandlerGroup(None)
+    group.meet(*[group.handler(8, 8) for _ in range(8)])
+    writes, began = group.backend.writes, time.monotonic()
     until(lambda: time.monotonic() - began > 2.0)
     took_s = time.monotonic() - began
     # The server's beat rises at a third of the time-out of 1 s.
-    assert 2 <= cast.backend.writes - writes <= 3 * took_s + 2
-    cast.end()
+    assert 2 <= group.backend.writes - writes <= 3 * took_s + 2
+    group.end()
 
 
 def test_stores_that_are_not_the_same_are_found_out() -> None:
-    ours, theirs = Cast(MemoryStore()), Cast(MemoryStore())
+    ours, theirs = HandlerGroup(MemoryStore()), HandlerGroup(MemoryStore())
     theirs.backend = ours.backend
     a, b = ours.handler(), theirs.handler()
     joinings = [*ours.join(a), *theirs.join(b)]
@@ -419,36 +419,36 @@ def test_stores_that_are_not_the_same_are_found_out() -> None:
 
 
 @pytest.mark.parametrize("count", [32])
-def test_many_nodes_form(cast: Cast, count: int) -> None:
-    infos = cast.meet(*[cast.handler(count, count) for _ in range(count)])
+def test_many_nodes_form(group: HandlerGroup, count: int) -> None:
+    infos = group.meet(*[group.handler(count, count) for _ in range(count)])
     assert sorted(info.rank for info in infos) == list(range(count))
 
 
-def test_handlers_on_one_backend_share_its_threads_and_leave_none(cast: Cast) -> None:
-    handlers = [cast.handler(4, 4) for _ in range(4)]
-    cast.meet(*handlers)
+def test_handlers_on_one_backend_share_its_threads_and_leave_none(group: HandlerGroup) -> None:
+    handlers = [group.handler(4, 4) for _ in range(4)]
+    group.meet(*handlers)
 
     def threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("rallypoint-")]
 
     assert threads().count("rallypoint-register") == 1
-    assert cast.shut_down(*handlers) == [True] * 4
+    assert group.shut_down(*handlers) == [True] * 4
     until(lambda: "rallypoint-register" not in threads() and "rallypoint-watch" not in threads())
 
 
 def test_a_handler_that_nobody_holds_falls_silent_and_is_given_up() -> None:
-    cast = Cast(None)
-    a, b = cast.handler(), cast.handler()
-    cast.meet(a, b)
-    cast.handlers.remove(b)
+    group = HandlerGroup(None)
+    a, b = group.handler(), group.handler()
+    group.meet(a, b)
+    group.handlers.remove(b)
     del b
     gc.collect()
     until(lambda: a.num_nodes_waiting() == 1)
-    cast.end()
+    group.end()
 
 
-def test_a_forked_child_is_told_to_make_its_own(cast: Cast) -> None:
-    handler = cast.handler()
+def test_a_forked_child_is_told_to_make_its_own(group: HandlerGroup) -> None:
+    handler = group.handler()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

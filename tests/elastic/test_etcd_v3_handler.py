@@ -24,8 +24,8 @@ from rallypoint.backends.etcd_v3_client import in_options, open_client
 from rallypoint.backends.options import OptionValues, as_int, read_options
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.messages.types import Reason
-from tests.etcd.servers import HOST, Certificates, Cluster, shared
-from tests.etcd_client.stage import enable_users, etcd, etcdctl
+from tests.support.etcd_servers import HOST, Certificates, Cluster, shared
+from tests.support.etcd_tools import enable_users, etcd, etcdctl
 
 SOON_S = 30.0
 DEAD = "127.0.0.1:1"

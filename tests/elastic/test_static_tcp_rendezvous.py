@@ -15,7 +15,7 @@ from rallypoint.elastic.registry import get_rendezvous_handler
 from rallypoint.elastic.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.torch_bridge import stores_c10d
-from tests.faults.harness import free_port
+from tests.support.node_processes import free_port
 
 
 @pytest.fixture(params=[True, False], ids=["torch's store", "our store"])

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.etcd_client import EtcdClient
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import fresh, user_of
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.etcd_tools import fresh, user_of
 
 
 @pytest.fixture(params=VERSIONS)

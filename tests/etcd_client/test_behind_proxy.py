@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.etcd_client import EtcdClient, Resync, watch_stream
-from tests.etcd.servers import VERSIONS, Cluster
-from tests.etcd_client.stage import SOON_S, behind_proxy, compact, etcd, user_of, values
-from tests.waiting import until
+from tests.support.etcd_servers import VERSIONS, Cluster
+from tests.support.etcd_tools import SOON_S, behind_proxy, compact, etcd, user_of, values
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

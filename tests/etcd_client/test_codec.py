@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rallypoint.etcd_client.codec import Field, Message, decode, encode, fields_of
 from rallypoint.etcd_client.errors import EtcdMessageError
 from rallypoint.etcd_client.messages import KeyValue, LeaseRequest, PutRequest
-from tests.etcd_client.oracle import MESSAGES, read_by_protobuf, written_by_protobuf
+from tests.etcd_client.protobuf_oracle import MESSAGES, read_by_protobuf, written_by_protobuf
 
 _SCALARS: dict[type, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=200),

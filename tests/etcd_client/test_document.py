@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from rallypoint import etcd_client
-from tests.etcd.servers import Certificates
-from tests.etcd_client.stage import etcd
+from tests.support.etcd_servers import Certificates
+from tests.support.etcd_tools import etcd
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "etcd-client.md"
 

@@ -15,9 +15,9 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdClosedError, KeyChange, Resync, Watch
-from tests.etcd.servers import VERSIONS, Cluster, Member
-from tests.etcd_client.stage import compact, cut_off, etcd
-from tests.waiting import until
+from tests.support.etcd_servers import VERSIONS, Cluster, Member
+from tests.support.etcd_tools import compact, cut_off, etcd
+from tests.support.waiting import until
 
 
 class Listener:

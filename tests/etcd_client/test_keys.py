@@ -15,9 +15,9 @@ from rallypoint.etcd_client import (
     put_op,
 )
 from rallypoint.etcd_client.messages import DeleteRangeResponse, RangeResponse
-from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import compact, etcd, etcdctl, user_of
-from tests.waiting import until
+from tests.support.etcd_servers import Cluster
+from tests.support.etcd_tools import compact, etcd, etcdctl, user_of
+from tests.support.waiting import until
 
 
 def test_what_is_put_is_there_with_its_revisions(client: EtcdClient, server: Cluster, prefix: str) -> None:

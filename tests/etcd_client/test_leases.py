@@ -13,9 +13,9 @@ from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
 from rallypoint.etcd_client.lease_keeper import LeaseKeeper
 from rallypoint.etcd_client.message_stream import MessageStream
 from rallypoint.etcd_client.messages import LeaseResponse
-from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SOON_S, etcd, etcdctl, proxy_to, user_of
-from tests.waiting import until
+from tests.support.etcd_servers import Cluster
+from tests.support.etcd_tools import SOON_S, etcd, etcdctl, proxy_to, user_of
+from tests.support.waiting import until
 
 
 def test_a_lease_is_kept_alive_and_its_keys_with_it(client: EtcdClient, prefix: str) -> None:

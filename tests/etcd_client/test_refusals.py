@@ -21,8 +21,8 @@ from rallypoint.etcd_client import (
     EtcdUnavailableError,
     transport,
 )
-from tests.etcd.servers import HOST, shared
-from tests.etcd_client.stage import compact, etcd, etcdctl, fresh, user_of
+from tests.support.etcd_servers import HOST, shared
+from tests.support.etcd_tools import compact, etcd, etcdctl, fresh, user_of
 
 
 @pytest.fixture

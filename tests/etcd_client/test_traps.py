@@ -19,8 +19,8 @@ from rallypoint.etcd_client import EtcdAmbiguousError, EtcdClient, EtcdError, Re
 from rallypoint.etcd_client.codec import encode
 from rallypoint.etcd_client.messages import RangeRequest, ResponseHeader, WatchResponse
 from rallypoint.etcd_client.transport import PING_EVERY_MS, PING_TIMEOUT_MS, CallFailedError, Channel
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import (
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.etcd_tools import (
     SHORT_TOKENS,
     SOON_S,
     Proxy,
@@ -34,7 +34,7 @@ from tests.etcd_client.stage import (
     user_of,
     values,
 )
-from tests.waiting import until
+from tests.support.waiting import until
 
 RANGE = "/etcdserverpb.KV/Range"
 

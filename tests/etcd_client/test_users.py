@@ -19,9 +19,9 @@ from rallypoint.etcd_client import (
     Tls,
     User,
 )
-from tests.etcd.servers import VERSIONS, Certificates, Cluster, shared
-from tests.etcd_client.stage import SOON_S, enable_users, etcd, etcdctl, values
-from tests.waiting import until
+from tests.support.etcd_servers import VERSIONS, Certificates, Cluster, shared
+from tests.support.etcd_tools import SOON_S, enable_users, etcd, etcdctl, values
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

@@ -11,9 +11,9 @@ from rallypoint.etcd_client import EtcdClient, EtcdClosedError, EtcdRefusedError
 from rallypoint.etcd_client.messages import WatchResponse
 from rallypoint.etcd_client.watch_state import WatchedRange, WatchState
 from rallypoint.etcd_client.watch_stream import WatchStream
-from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SOON_S, compact, cut_off, etcd, fresh, take, user_of, values
-from tests.waiting import until
+from tests.support.etcd_servers import Cluster
+from tests.support.etcd_tools import SOON_S, compact, cut_off, etcd, fresh, take, user_of, values
+from tests.support.waiting import until
 
 
 def test_changes_come_in_order_with_all_that_is_known_of_them(client: EtcdClient, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Every test here has a stage that ends its processes, and where it does no harm a cluster that is shared."""
+"""Processes that end with their test, and a cluster that tests share where they do it no harm."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.etcd.servers import Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, fresh_run, observing
+from tests.support.etcd_node_processes import EtcdProcesses, Observer, fresh_run, observing
+from tests.support.etcd_servers import Cluster, shared
 
 
 @pytest.fixture
-def stage() -> Iterator[EtcdStage]:
-    stage = EtcdStage()
-    yield stage
-    stage.end()
+def processes() -> Iterator[EtcdProcesses]:
+    processes = EtcdProcesses()
+    yield processes
+    processes.end()
 
 
 @pytest.fixture

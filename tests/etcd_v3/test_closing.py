@@ -7,15 +7,15 @@ import re
 import pytest
 
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others
-from tests.waiting import until
+from tests.support.etcd_node_processes import EtcdProcesses, Observer, by_rank, form, observing, others
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_closing_a_run_ends_it_for_everybody(stage: EtcdStage, run: str, version: str) -> None:
+def test_closing_a_run_ends_it_for_everybody(processes: EtcdProcesses, run: str, version: str) -> None:
     cluster = shared(version, 3)
-    a, b, c = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3)
+    a, b, c = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3)
     b.ask("close", "closed")
     with observing(cluster.endpoints, run) as observer:
         closing = observer.known().closing
@@ -30,9 +30,9 @@ def test_closing_a_run_ends_it_for_everybody(stage: EtcdStage, run: str, version
 
 
 def test_an_acknowledged_close_survives_its_server(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3)
     server = observer.server(nodes)
     asker, stopped = others(nodes, server)
     stopped.pause()
@@ -47,10 +47,10 @@ def test_an_acknowledged_close_survives_its_server(
 
 
 def test_a_close_that_a_stopped_server_does_not_confirm_raises_and_is_delivered_all_the_same(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """Whoever asked goes on asking, and the next server hears it."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3", close_timeout=1.0)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3", close_timeout=1.0)
     server = observer.server(nodes)
     asker, other = others(nodes, server)
     server.pause()
@@ -65,10 +65,10 @@ def test_a_close_that_a_stopped_server_does_not_confirm_raises_and_is_delivered_
 
 
 def test_the_members_of_a_closed_run_need_no_server_to_know_it(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """All others are gone when it wakes up: the record tells it."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3, heartbeat_timeout=10.0, close_timeout=1.0)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3, heartbeat_timeout=10.0, close_timeout=1.0)
     server = observer.server(nodes)
     stopped, asker = others(nodes, server)
     stopped.pause()
@@ -80,24 +80,24 @@ def test_the_members_of_a_closed_run_need_no_server_to_know_it(
 
 
 def test_a_node_that_comes_late_is_told_that_the_run_is_closed_while_its_nodes_are_there(
-    stage: EtcdStage, cluster: Cluster, run: str
+    processes: EtcdProcesses, cluster: Cluster, run: str
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
     nodes[0].ask("close", "closed")
-    late = stage.node("late")
+    late = processes.node("late")
     late.join(cluster.endpoints, 2, run)
     assert "is closed as failed" in late.failed("RendezvousClosedError")
 
 
 def test_nodes_that_found_a_closed_record_without_a_server_start_the_next_incarnation(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    old = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+    old = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
     before = observer.known()
     old[0].ask("close", "closed")
     for node in old:
         node.kill()
-    new = stage.nodes("c", "d")
+    new = processes.nodes("c", "d")
     for node in new:
         node.join(cluster.endpoints, 2, run)
     by_rank(new)

@@ -9,16 +9,25 @@ from itertools import pairwise
 import pytest
 
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import etcd
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, regroup, says, undisturbed
-from tests.waiting import until
+from tests.support.etcd_node_processes import (
+    EtcdProcesses,
+    Observer,
+    by_rank,
+    form,
+    observing,
+    regroup,
+    says,
+    undisturbed,
+)
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.etcd_tools import etcd
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_nodes_form_one_world_with_a_store_and_end_well(stage: EtcdStage, run: str, version: str) -> None:
+def test_nodes_form_one_world_with_a_store_and_end_well(processes: EtcdProcesses, run: str, version: str) -> None:
     cluster = shared(version, 3)
-    first, *rest = nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3)
+    first, *rest = nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3)
     first.ask("set", "stored", key="greeting", value="hello")
     for node in rest:
         assert node.ask("get", "value", key="greeting")["value"] == "hello"
@@ -40,10 +49,10 @@ def test_nodes_form_one_world_with_a_store_and_end_well(stage: EtcdStage, run: s
 
 @pytest.mark.parametrize("count", [2, 6])
 def test_forming_costs_etcd_a_handful_of_writes_however_many_nodes_there_are(
-    stage: EtcdStage, run: str, count: int
+    processes: EtcdProcesses, run: str, count: int
 ) -> None:
     with etcd("3.5") as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = stage.nodes(*(f"n{number}" for number in range(count)))
+        nodes = processes.nodes(*(f"n{number}" for number in range(count)))
         for node in nodes:
             node.join(cluster.endpoints, count, run)
         by_rank(nodes, round=1)
@@ -53,9 +62,9 @@ def test_forming_costs_etcd_a_handful_of_writes_however_many_nodes_there_are(
 
 
 @pytest.mark.parametrize("world", ["up", "gathering"])
-def test_nothing_is_written_while_nothing_changes(stage: EtcdStage, run: str, world: str) -> None:
+def test_nothing_is_written_while_nothing_changes(processes: EtcdProcesses, run: str, world: str) -> None:
     with etcd("3.5") as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = stage.nodes("a", "b")
+        nodes = processes.nodes("a", "b")
         for node in nodes:
             node.join(cluster.endpoints, 2 if world == "up" else 3, run, lease_ttl=6)
         if world == "up":
@@ -77,18 +86,20 @@ def test_nothing_is_written_while_nothing_changes(stage: EtcdStage, run: str, wo
         assert observer.everything() == before
 
 
-def test_a_late_node_is_admitted_when_the_members_regroup(stage: EtcdStage, cluster: Cluster, run: str) -> None:
-    a, b = form(stage, cluster.endpoints, run, "a", "b", nodes="2:3")
-    late = stage.node("late")
+def test_a_late_node_is_admitted_when_the_members_regroup(processes: EtcdProcesses, cluster: Cluster, run: str) -> None:
+    a, b = form(processes, cluster.endpoints, run, "a", "b", nodes="2:3")
+    late = processes.node("late")
     assert a.waiting() == 0
     late.join(cluster.endpoints, "2:3", run)
     ranked = regroup([a, b], late, round=2)
     assert sorted(node.name for node in ranked[:2]) == ["a", "b"]
 
 
-def test_a_surplus_node_stands_by_and_ends_well_with_the_run(stage: EtcdStage, cluster: Cluster, run: str) -> None:
-    a, b = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
-    surplus = stage.node("surplus")
+def test_a_surplus_node_stands_by_and_ends_well_with_the_run(
+    processes: EtcdProcesses, cluster: Cluster, run: str
+) -> None:
+    a, b = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
+    surplus = processes.node("surplus")
     surplus.join(cluster.endpoints, 2, run, join_timeout=1.5)
     until(lambda: surplus.standing()["state"] == "SPARE", "it stands by")
     for node in (a, b):
@@ -99,10 +110,12 @@ def test_a_surplus_node_stands_by_and_ends_well_with_the_run(stage: EtcdStage, c
     assert surplus.failed("RendezvousGracefulExitError") == f"run {run!r} ended well, and this spare was not needed"
 
 
-def test_a_spare_takes_the_place_of_one_that_withdraws(stage: EtcdStage, old_cluster: Cluster, run: str) -> None:
-    a, b = form(stage, old_cluster.endpoints, run, "a", "b", nodes=2)
+def test_a_spare_takes_the_place_of_one_that_withdraws(
+    processes: EtcdProcesses, old_cluster: Cluster, run: str
+) -> None:
+    a, b = form(processes, old_cluster.endpoints, run, "a", "b", nodes=2)
     # It outlives its own join time-out: no deadline runs while it stands by.
-    spare = stage.node("spare")
+    spare = processes.node("spare")
     spare.join(old_cluster.endpoints, 2, run, role="spare", join_timeout=1.5)
     until(lambda: spare.standing()["state"] == "SPARE", "it stands by")
     b.ask("withdraw", "left")
@@ -111,8 +124,8 @@ def test_a_spare_takes_the_place_of_one_that_withdraws(stage: EtcdStage, old_clu
     assert {node.name for node in by_rank([a, spare], round=2)} == {"a", "spare"}
 
 
-def test_an_early_finisher_does_not_break_the_world(stage: EtcdStage, cluster: Cluster, run: str) -> None:
-    a, b, c = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3)
+def test_an_early_finisher_does_not_break_the_world(processes: EtcdProcesses, cluster: Cluster, run: str) -> None:
+    a, b, c = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3)
     with observing(cluster.endpoints, run) as observer:
         last = next(node for node in (c, b) if node is not observer.server([a, b, c]))
     assert last.ask("finish", "left")["done"]
@@ -126,17 +139,19 @@ def test_an_early_finisher_does_not_break_the_world(stage: EtcdStage, cluster: C
         assert not any(not event["closed"] for event in node.heard("changed"))
 
 
-def test_a_member_that_gives_up_closes_a_run_of_fixed_size(stage: EtcdStage, cluster: Cluster, run: str) -> None:
-    a, b = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+def test_a_member_that_gives_up_closes_a_run_of_fixed_size(
+    processes: EtcdProcesses, cluster: Cluster, run: str
+) -> None:
+    a, b = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
     b.order("give_up")
     changed = a.changed()
     assert (changed["closed"], changed["why"]) == (True, "b gave up: it failed")
 
 
 def test_a_time_out_says_who_is_missing_and_leaves_nothing_in_the_way(
-    stage: EtcdStage, cluster: Cluster, run: str
+    processes: EtcdProcesses, cluster: Cluster, run: str
 ) -> None:
-    a, b, c = stage.nodes("a", "b", "c")
+    a, b, c = processes.nodes("a", "b", "c")
     a.join(cluster.endpoints, 3, run, join_timeout=2.0)
     b.join(cluster.endpoints, 3, run)
     said = a.failed("RendezvousTimeoutError")
@@ -148,9 +163,9 @@ def test_a_time_out_says_who_is_missing_and_leaves_nothing_in_the_way(
 
 
 def test_a_node_with_other_bounds_is_refused_with_both_shown(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    a, odd = stage.nodes("a", "odd")
+    a, odd = processes.nodes("a", "odd")
     a.join(cluster.endpoints, 2, run)
     until(lambda: observer.record() is not None, "it has founded the run")
     odd.join(cluster.endpoints, "2:4", run)
@@ -160,9 +175,9 @@ def test_a_node_with_other_bounds_is_refused_with_both_shown(
 
 
 def test_two_nodes_of_one_process_share_one_election(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    both, other = stage.nodes("both", "other")
+    both, other = processes.nodes("both", "other")
     both.join(cluster.endpoints, 3, run)
     both.join(cluster.endpoints, 3, run, do="join_beside", node_name="second")
     other.join(cluster.endpoints, 3, run)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_client.stage import etcd, etcdctl
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others, regroup, undisturbed
-from tests.waiting import until
+from tests.support.etcd_node_processes import (
+    EtcdProcesses,
+    Observer,
+    by_rank,
+    form,
+    observing,
+    others,
+    regroup,
+    undisturbed,
+)
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.etcd_tools import etcd, etcdctl
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_serving_node_withdraws_and_another_one_serves(stage: EtcdStage, run: str, version: str) -> None:
+def test_the_serving_node_withdraws_and_another_one_serves(processes: EtcdProcesses, run: str, version: str) -> None:
     cluster = shared(version, 3)
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     with observing(cluster.endpoints, run) as observer:
         server = observer.server(nodes)
         server.ask("withdraw", "left")
@@ -29,9 +38,9 @@ def test_the_serving_node_withdraws_and_another_one_serves(stage: EtcdStage, run
 
 
 def test_the_serving_node_finishes_first_and_serves_on_until_all_have_finished(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3)
     server = observer.server(nodes)
     rest = others(nodes, server)
     server.order("finish")
@@ -55,9 +64,9 @@ def finished(observer: Observer) -> int:
 
 
 def test_a_server_whose_node_finished_and_that_waits_no_longer_hands_over(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes=3, close_timeout=1.0)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes=3, close_timeout=1.0)
     server = observer.server(nodes)
     server.ask("finish", "left")
     server.kill()
@@ -76,10 +85,10 @@ def test_a_server_whose_node_finished_and_that_waits_no_longer_hands_over(
 
 @pytest.mark.parametrize("then", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_who_has_finished_stays_so_for_the_next_server(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, then: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, then: str
 ) -> None:
     """The finish was acknowledged, so it is recorded: the server may go the moment after."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="1:3", last_call_timeout=30.0)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="1:3", last_call_timeout=30.0)
     server = observer.server(nodes)
     quitter, last = sorted(others(nodes, server), key=lambda node: -node.heard("placed")[-1]["rank"])
     assert quitter.ask("finish", "left")["done"]
@@ -100,11 +109,11 @@ def test_who_has_finished_stays_so_for_the_next_server(
 
 
 def test_a_fresh_node_beside_a_server_that_withdraws_is_admitted_by_the_next(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", nodes="2:3")
     server = observer.server(nodes)
-    fresh = stage.node("fresh")
+    fresh = processes.node("fresh")
     fresh.join(cluster.endpoints, "2:3", run)
     (rest,) = others(nodes, server)
     rest.changed()
@@ -115,9 +124,9 @@ def test_a_fresh_node_beside_a_server_that_withdraws_is_admitted_by_the_next(
 
 
 def test_everybody_withdraws_and_nobody_serves(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     for node in nodes:
         node.order("withdraw")
     for node in nodes:
@@ -127,10 +136,10 @@ def test_everybody_withdraws_and_nobody_serves(
 
 
 def test_a_handler_that_never_joins_leaves_no_claim(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """It is made, which may make it the server, and shut down."""
-    node = stage.node("a")
+    node = processes.node("a")
     node.join(cluster.endpoints, 2, run, do="make")
     node.expect("made")
     assert observer.server([node]) is node
@@ -139,14 +148,14 @@ def test_a_handler_that_never_joins_leaves_no_claim(
     assert record is None or record.claim is None
     assert observer.claims() == ()
     assert node.standing()["elections"] == 0
-    pair = form(stage, cluster.endpoints, run, "b", "c", nodes=2)
+    pair = form(processes, cluster.endpoints, run, "b", "c", nodes=2)
     undisturbed(pair)
 
 
 def test_a_handler_that_is_shut_down_at_once_leaves_no_claim(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    node = stage.node("a")
+    node = processes.node("a")
     node.join(cluster.endpoints, 2, run, do="make")
     node.expect("made")
     node.ask("shut_down", "left")
@@ -156,10 +165,10 @@ def test_a_handler_that_is_shut_down_at_once_leaves_no_claim(
 
 
 def test_a_node_that_knows_that_the_run_is_closed_founds_no_other_one(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """The server closes the run and goes; the other node takes its time to stop its workers."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
     server = observer.server(nodes)
     (other,) = others(nodes, server)
     incarnation = observer.known().incarnation
@@ -172,9 +181,9 @@ def test_a_node_that_knows_that_the_run_is_closed_founds_no_other_one(
     assert record.closing is not None
 
 
-def test_processes_that_lose_the_race_to_serve_leave_no_lease_behind(stage: EtcdStage, run: str) -> None:
+def test_processes_that_lose_the_race_to_serve_leave_no_lease_behind(processes: EtcdProcesses, run: str) -> None:
     with etcd() as cluster:
-        nodes = stage.nodes(*(f"n{number}" for number in range(6)))
+        nodes = processes.nodes(*(f"n{number}" for number in range(6)))
         for node in nodes:
             node.join(cluster.endpoints, 6, run)
         by_rank(nodes)

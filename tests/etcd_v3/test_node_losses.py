@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, observing, others, regroup, undisturbed
+from tests.support.etcd_node_processes import (
+    EtcdProcesses,
+    Observer,
+    by_rank,
+    form,
+    observing,
+    others,
+    regroup,
+    undisturbed,
+)
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_killed_node_is_missed_and_the_others_regroup(stage: EtcdStage, run: str, version: str) -> None:
+def test_a_killed_node_is_missed_and_the_others_regroup(processes: EtcdProcesses, run: str, version: str) -> None:
     cluster = shared(version, 3)
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     with observing(cluster.endpoints, run) as observer:
         server, epoch = observer.server(nodes), observer.known().epoch
         victim = others(nodes, server)[0]
@@ -25,9 +34,9 @@ def test_a_killed_node_is_missed_and_the_others_regroup(stage: EtcdStage, run: s
         assert observer.known().epoch == epoch
 
 
-def test_too_few_survivors_wait_for_a_replacement(stage: EtcdStage, old_cluster: Cluster, run: str) -> None:
-    a, b = form(stage, old_cluster.endpoints, run, "a", "b", nodes="2")
-    new = stage.node("new")
+def test_too_few_survivors_wait_for_a_replacement(processes: EtcdProcesses, old_cluster: Cluster, run: str) -> None:
+    a, b = form(processes, old_cluster.endpoints, run, "a", "b", nodes="2")
+    new = processes.node("new")
     a.kill()
     b.changed()
     b.again()
@@ -37,25 +46,25 @@ def test_too_few_survivors_wait_for_a_replacement(stage: EtcdStage, old_cluster:
 
 @pytest.mark.parametrize("stays", ["the server", "another"])
 def test_all_but_one_are_killed_at_once_and_replaced(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, stays: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, stays: str
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
     server = observer.server(nodes)
     last = server if stays == "the server" else others(nodes, server)[0]
     for node in others(nodes, last):
         node.process.kill()
     last.changed()
     last.again()
-    new = stage.node("new")
+    new = processes.node("new")
     new.join(cluster.endpoints, "2:4", run)
     by_rank([last, new], round=2)
     assert observer.worlds() == [1, 2]
 
 
 def test_a_stopped_node_learns_that_it_is_out_and_comes_back_as_another(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     stopped = others(nodes, observer.server(nodes))[0]
     was = stopped.standing()["node"]
     stopped.pause()
@@ -71,9 +80,9 @@ def test_a_stopped_node_learns_that_it_is_out_and_comes_back_as_another(
 
 
 def test_a_node_that_is_stopped_for_less_than_the_time_out_loses_nothing(
-    stage: EtcdStage, old_cluster: Cluster, run: str, old_observer: Observer
+    processes: EtcdProcesses, old_cluster: Cluster, run: str, old_observer: Observer
 ) -> None:
-    nodes = form(stage, old_cluster.endpoints, run, "a", "b", nodes=2, heartbeat_timeout=15.0)
+    nodes = form(processes, old_cluster.endpoints, run, "a", "b", nodes=2, heartbeat_timeout=15.0)
     server = old_observer.server(nodes)
     (stopped,) = others(nodes, server)
     stopped.pause()

@@ -16,10 +16,10 @@ import rallypoint
 from rallypoint import RendezvousConnectionError, RendezvousHandler, RendezvousParameters
 from rallypoint.elastic.member_handler import MemberHandler
 from rallypoint.messages.types import Reason
-from tests.etcd.servers import HOST, Cluster
-from tests.etcd_v3.harness import PREFIX, EtcdStage, Observer, by_rank, form, others, says
-from tests.faults.harness import free_port
-from tests.waiting import until
+from tests.support.etcd_node_processes import PREFIX, EtcdProcesses, Observer, by_rank, form, others, says
+from tests.support.etcd_servers import HOST, Cluster
+from tests.support.node_processes import free_port
+from tests.support.waiting import until
 
 Handlers = Callable[..., RendezvousHandler]
 
@@ -112,9 +112,9 @@ def test_close_timeout_is_how_long_a_request_to_close_may_take(handlers: Handler
 
 
 def test_heartbeat_timeout_is_how_long_a_silent_node_is_waited_for(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", nodes=2, heartbeat_timeout=2.0)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", nodes=2, heartbeat_timeout=2.0)
     server = observer.server(nodes)
     (stopped,) = others(nodes, server)
     stopped.pause()
@@ -122,8 +122,8 @@ def test_heartbeat_timeout_is_how_long_a_silent_node_is_waited_for(
     assert observer.known().settings.heartbeat_timeout_s == 2.0
 
 
-def test_only_nodes_that_may_serve_do(stage: EtcdStage, cluster: Cluster, run: str, observer: Observer) -> None:
-    guest, host = stage.nodes("guest", "host")
+def test_only_nodes_that_may_serve_do(processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer) -> None:
+    guest, host = processes.nodes("guest", "host")
     guest.join(cluster.endpoints, 2, run, is_host=False)
     until(partial(says, guest, "nobody serves this run, and this node may not"), "it says what it waits for")
     assert observer.record() is None
@@ -132,8 +132,8 @@ def test_only_nodes_that_may_serve_do(stage: EtcdStage, cluster: Cluster, run: s
     assert observer.server([guest, host]) is host
 
 
-def test_where_no_node_may_serve_each_says_so(stage: EtcdStage, cluster: Cluster, run: str) -> None:
-    nodes = stage.nodes("a", "b")
+def test_where_no_node_may_serve_each_says_so(processes: EtcdProcesses, cluster: Cluster, run: str) -> None:
+    nodes = processes.nodes("a", "b")
     for node in nodes:
         node.join(cluster.endpoints, 2, run, is_host=False, join_timeout=2.0)
     for node in nodes:
@@ -141,9 +141,9 @@ def test_where_no_node_may_serve_each_says_so(stage: EtcdStage, cluster: Cluster
 
 
 def test_a_host_that_is_killed_is_not_replaced_by_who_may_not_serve(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    guest, host, heir = stage.nodes("guest", "host", "heir")
+    guest, host, heir = processes.nodes("guest", "host", "heir")
     guest.join(cluster.endpoints, 2, run, is_host=False)
     host.join(cluster.endpoints, 2, run)
     by_rank([guest, host], round=1)
@@ -158,10 +158,10 @@ def test_a_host_that_is_killed_is_not_replaced_by_who_may_not_serve(
 
 
 def test_server_port_is_the_port_of_the_server(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     port = free_port()
-    nodes = stage.nodes("a", "b")
+    nodes = processes.nodes("a", "b")
     for node in nodes:
         node.join(cluster.endpoints, 2, run, server_port=port)
     by_rank(nodes)
@@ -172,22 +172,22 @@ def test_server_port_is_the_port_of_the_server(
 
 
 def test_of_a_range_the_first_free_port_is_taken(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     taken, low = neighbours()
     with taken:
-        node = stage.node("a")
+        node = processes.node("a")
         node.join(cluster.endpoints, 1, run, server_port=f"{low}-{low + 1}")
         node.placed(size=1)
         assert node.standing()["port"] == low + 1
 
 
 def test_a_port_that_is_taken_is_said_and_taken_once_it_is_free(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        node = stage.node("a")
+        node = processes.node("a")
         node.join(cluster.endpoints, 1, run, server_port=port)
         until(partial(says, node, f"it cannot listen on {HOST}, port {port}: Address already in use"), "it says so")
         assert observer.record() is None

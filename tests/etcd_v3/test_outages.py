@@ -16,12 +16,10 @@ import pytest
 
 from rallypoint.etcd_client import EtcdNoSpaceError, User
 from rallypoint.messages.types import Ending
-from tests.etcd.servers import Cluster
-from tests.etcd_client.stage import SHORT_TOKENS, compact, enable_users, etcd, etcdctl, proxy_to
-from tests.etcd_v3.harness import (
+from tests.support.etcd_node_processes import (
     LEASE_TTL_S,
     EtcdNode,
-    EtcdStage,
+    EtcdProcesses,
     Observer,
     by_rank,
     first,
@@ -33,14 +31,16 @@ from tests.etcd_v3.harness import (
     says,
     undisturbed,
 )
-from tests.waiting import until
+from tests.support.etcd_servers import Cluster
+from tests.support.etcd_tools import SHORT_TOKENS, compact, enable_users, etcd, etcdctl, proxy_to
+from tests.support.waiting import until
 
 GRACE_S = 3.0
 
 
-def grow(stage: EtcdStage, endpoints: str, run: str, nodes: list[EtcdNode], **options: Any) -> None:
+def grow(processes: EtcdProcesses, endpoints: str, run: str, nodes: list[EtcdNode], **options: Any) -> None:
     """A newcomer joins, and all of them meet in the next round."""
-    new = stage.node("new")
+    new = processes.node("new")
     new.join(endpoints, "3:4", run, **options)
     regroup(nodes, new, round=2)
 
@@ -66,13 +66,13 @@ def go_on(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
-def test_the_member_of_etcd_that_leads_is_killed(stage: EtcdStage, version: str, run: str) -> None:
+def test_the_member_of_etcd_that_leads_is_killed(processes: EtcdProcesses, version: str, run: str) -> None:
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
         victim = leader_of(cluster)
-        nodes = form(stage, first(victim, cluster), run, *"abc", nodes="3:4")
+        nodes = form(processes, first(victim, cluster), run, *"abc", nodes="3:4")
         victim.kill()
         undisturbed(nodes)
-        grow(stage, cluster.endpoints, run, nodes)
+        grow(processes, cluster.endpoints, run, nodes)
         assert settle(nodes, observer) in nodes
         victim.start()
         victim.wait()
@@ -80,9 +80,9 @@ def test_the_member_of_etcd_that_leads_is_killed(stage: EtcdStage, version: str,
 
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
-def test_all_members_are_killed_and_started_again(stage: EtcdStage, version: str, run: str) -> None:
+def test_all_members_are_killed_and_started_again(processes: EtcdProcesses, version: str, run: str) -> None:
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="3:4")
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="3:4")
         cluster.kill()
         for node in nodes:
             node.ask("outage", "outage", seconds=0.2)
@@ -90,13 +90,15 @@ def test_all_members_are_killed_and_started_again(stage: EtcdStage, version: str
         cluster.start()
         settle(nodes, observer)
         undisturbed(nodes)
-        grow(stage, cluster.endpoints, run, nodes)
+        grow(processes, cluster.endpoints, run, nodes)
 
 
-def test_an_etcd_that_has_lost_all_of_its_data_is_told_again_and_nobody_regroups(stage: EtcdStage, run: str) -> None:
+def test_an_etcd_that_has_lost_all_of_its_data_is_told_again_and_nobody_regroups(
+    processes: EtcdProcesses, run: str
+) -> None:
     """Its revisions begin anew, and no lease is known there."""
     with etcd("3.5") as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="3:4")
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="3:4")
         before = observer.known()
         cluster.kill()
         (member,) = cluster.members
@@ -108,14 +110,14 @@ def test_an_etcd_that_has_lost_all_of_its_data_is_told_again_and_nobody_regroups
             after = newcomer.known()
             assert (after.incarnation, after.world) == (before.incarnation, before.world)
             undisturbed(nodes)
-            grow(stage, cluster.endpoints, run, nodes)
+            grow(processes, cluster.endpoints, run, nodes)
 
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
-def test_members_are_stopped_one_by_one_and_nobody_regroups(stage: EtcdStage, run: str, version: str) -> None:
+def test_members_are_stopped_one_by_one_and_nobody_regroups(processes: EtcdProcesses, run: str, version: str) -> None:
     """Each for longer than the claim's lease lives, the leader among them."""
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="3:4")
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="3:4")
         for member in cluster.members:
             member.pause()
             nodes[0].ask("bide", "bided", seconds=LEASE_TTL_S + 1.0)
@@ -124,18 +126,18 @@ def test_members_are_stopped_one_by_one_and_nobody_regroups(stage: EtcdStage, ru
             member.wait()
         settle(nodes, observer)
         undisturbed(nodes)
-        grow(stage, cluster.endpoints, run, nodes)
+        grow(processes, cluster.endpoints, run, nodes)
         assert observer.worlds() == [1, 2]
 
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("who", ["nobody", "another", "the server"])
 def test_etcd_is_stopped_for_longer_than_a_lease_and_continued(
-    stage: EtcdStage, run: str, version: str, who: str
+    processes: EtcdProcesses, run: str, version: str, who: str
 ) -> None:
     """With a node killed meanwhile, a new world is sealed once etcd is back, and not before."""
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="2:3")
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="2:3")
         server = observer.server(nodes)
         pause(cluster)
         for node in nodes:
@@ -162,9 +164,9 @@ def test_etcd_is_stopped_for_longer_than_a_lease_and_continued(
         assert observer.worlds() == [1, 2]
 
 
-def test_a_server_that_is_in_doubt_seals_nothing_and_says_so(stage: EtcdStage, run: str) -> None:
+def test_a_server_that_is_in_doubt_seals_nothing_and_says_so(processes: EtcdProcesses, run: str) -> None:
     with etcd("3.5", 3) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="2:4")
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="2:4")
         server = observer.server(nodes)
         pause(cluster)
         for node in nodes:
@@ -183,11 +185,11 @@ def test_a_server_that_is_in_doubt_seals_nothing_and_says_so(stage: EtcdStage, r
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 def test_workers_run_on_while_etcd_is_away_until_the_grace_ends_and_meet_again_when_it_is_back(
-    stage: EtcdStage, run: str, version: str
+    processes: EtcdProcesses, run: str, version: str
 ) -> None:
     """The grace is counted from when the server is in doubt (rule 17e)."""
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="3:4", outage_grace=GRACE_S)
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="3:4", outage_grace=GRACE_S)
         cluster.kill()
         began = time.monotonic()
         for node in nodes:
@@ -202,9 +204,9 @@ def test_workers_run_on_while_etcd_is_away_until_the_grace_ends_and_meet_again_w
         assert observer.worlds() == [1, 2]
 
 
-def test_a_finish_while_etcd_is_away_is_acknowledged_once_it_is_recorded(stage: EtcdStage, run: str) -> None:
+def test_a_finish_while_etcd_is_away_is_acknowledged_once_it_is_recorded(processes: EtcdProcesses, run: str) -> None:
     with etcd("3.5", 3) as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes=3)
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes=3)
         server = observer.server(nodes)
         quitter = max(others(nodes, server), key=lambda node: int(node.heard("placed")[-1]["rank"]))
         pause(cluster)
@@ -227,14 +229,16 @@ def test_a_finish_while_etcd_is_away_is_acknowledged_once_it_is_recorded(stage: 
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("then", ["lives", "is killed"])
-def test_etcd_is_compacted_before_a_watch_comes_back(stage: EtcdStage, run: str, then: str, version: str) -> None:
+def test_etcd_is_compacted_before_a_watch_comes_back(
+    processes: EtcdProcesses, run: str, then: str, version: str
+) -> None:
     """What the server's watch needs next is gone from the history: the record is read anew, and nothing is missed."""
     with (
         etcd(version, 3) as cluster,
         proxy_to(cluster.members[0].port) as proxy,
         observing(cluster.endpoints, run) as observer,
     ):
-        server, b, c = nodes = stage.nodes("a", "b", "c")
+        server, b, c = nodes = processes.nodes("a", "b", "c")
         server.join(proxy.endpoint, "2:4", run, lease_ttl=30, last_call_timeout=1.0)
         assert observer.server([server]) is server
         for node in (b, c):
@@ -249,14 +253,14 @@ def test_etcd_is_compacted_before_a_watch_comes_back(stage: EtcdStage, run: str,
             server.kill()
             regroup([b, c], round=2)
         else:
-            new = stage.node("new")
+            new = processes.node("new")
             new.join(cluster.endpoint, "2:4", run)
             regroup(nodes, new, round=2)
-        stage.end()  # nobody comes to the proxy any more
+        processes.end()  # nobody comes to the proxy any more
 
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
-def test_tokens_expire(stage: EtcdStage, run: str, version: str, tmp_path: Path) -> None:
+def test_tokens_expire(processes: EtcdProcesses, run: str, version: str, tmp_path: Path) -> None:
     """Whoever asks etcd for something so seldom needs another one each time; nobody is told of that."""
     password = tmp_path / "password"
     password.write_text("secret\n", encoding="utf-8")
@@ -264,25 +268,25 @@ def test_tokens_expire(stage: EtcdStage, run: str, version: str, tmp_path: Path)
     with etcd(version, 3, *SHORT_TOKENS) as cluster:
         enable_users(cluster)
         with observing(cluster.endpoints, run, User("root", "secret")) as observer:
-            nodes = form(stage, cluster.endpoints, run, *"abc", nodes="3:4", lease_ttl=15, **user)
+            nodes = form(processes, cluster.endpoints, run, *"abc", nodes="3:4", lease_ttl=15, **user)
             nodes[0].ask("bide", "bided", seconds=4.0)
             undisturbed(nodes)
-            grow(stage, cluster.endpoints, run, nodes, **user)
+            grow(processes, cluster.endpoints, run, nodes, **user)
             server = observer.server(nodes)
             server.kill()
-            (new,) = (actor for actor in stage.actors if isinstance(actor, EtcdNode) and actor.name == "new")
+            (new,) = (actor for actor in processes.actors if isinstance(actor, EtcdNode) and actor.name == "new")
             regroup([*others(nodes, server), new], round=3)
 
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 def test_a_full_database_says_what_to_do_and_the_run_goes_on_once_it_is_done(
-    stage: EtcdStage, run: str, version: str
+    processes: EtcdProcesses, run: str, version: str
 ) -> None:
     with etcd(version, 3, "--quota-backend-bytes", "2000000") as cluster, observing(cluster.endpoints, run) as observer:
-        nodes = form(stage, cluster.endpoints, run, *"abc", nodes="2:3", last_call_timeout=5.0)
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes="2:3", last_call_timeout=5.0)
         server = observer.server(nodes)
         fill(observer)
-        stranger = stage.node("stranger")
+        stranger = processes.node("stranger")
         stranger.join(cluster.endpoints, 1, f"{run}-other", join_timeout=3.0)
         said = stranger.expect("error")["text"]
         for words in ("quota", "`etcdctl compact`", "`etcdctl defrag`", "`etcdctl alarm disarm`"):

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_v3.harness import EtcdNode, EtcdStage, are_one_world, by_rank, others, regroup, undisturbed
-from tests.etcd_v3.town import town
-from tests.waiting import until
+from tests.etcd_v3.etcd_hosts import etcd_hosts
+from tests.support.etcd_node_processes import (
+    EtcdNode,
+    EtcdProcesses,
+    are_one_world,
+    by_rank,
+    others,
+    regroup,
+    undisturbed,
+)
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -31,19 +39,19 @@ def is_server(node: EtcdNode) -> bool:
     ],
 )
 def test_a_member_that_the_other_members_have_lost_disturbs_nobody(
-    stage: EtcdStage, run: str, tmp_path: Path, leads: bool, version: str
+    processes: EtcdProcesses, run: str, tmp_path: Path, leads: bool, version: str
 ) -> None:
     """It is the one that the serving node talks to, and may be the one that leads."""
-    with town(tmp_path, version) as place:
+    with etcd_hosts(tmp_path, version) as place:
         lonely = place.pick(leads=leads)
-        nodes = place.form(stage, run, "3:4", server=lonely)
+        nodes = place.form(processes, run, "3:4", server=lonely)
         place.cut(lonely, 1)
         until(lambda: not place.is_healthy(lonely), "it is alone")
         undisturbed(nodes)
         place.heal(lonely)
         until(lambda: place.is_healthy(lonely), "it is back")
         undisturbed(nodes)
-        new = place.node(stage, run, (lonely + 1) % 3, "3:4", "new")
+        new = place.node(processes, run, (lonely + 1) % 3, "3:4", "new")
         regroup(nodes, new, round=2)
 
 
@@ -58,12 +66,14 @@ def test_a_member_that_the_other_members_have_lost_disturbs_nobody(
         ),
     ],
 )
-def test_a_host_is_cut_off(stage: EtcdStage, run: str, tmp_path: Path, serves: str, leads: bool, version: str) -> None:
+def test_a_host_is_cut_off(
+    processes: EtcdProcesses, run: str, tmp_path: Path, serves: str, leads: bool, version: str
+) -> None:
     """With its member of etcd: its node is missed by the others, is itself told nothing, and comes back as another."""
-    with town(tmp_path, version) as place:
+    with etcd_hosts(tmp_path, version) as place:
         lonely = place.pick(leads=leads)
         server = lonely if serves == "the minority" else (lonely + 1) % 3
-        nodes = place.form(stage, run, "2:3", server=server)
+        nodes = place.form(processes, run, "2:3", server=server)
         alone, rest = nodes[lonely], others(nodes, nodes[lonely])
         place.cut(lonely, 0, 1)
         regroup(rest, round=2)
@@ -86,12 +96,12 @@ def stay_out(node: EtcdNode) -> None:
 
 
 def test_a_minority_with_its_server_and_enough_nodes_for_a_world_forms_none(
-    stage: EtcdStage, run: str, tmp_path: Path
+    processes: EtcdProcesses, run: str, tmp_path: Path
 ) -> None:
     """Two nodes on the host that is cut off would be enough, and one of them serves: but nothing can be recorded there."""
-    with town(tmp_path, "3.5") as place:
+    with etcd_hosts(tmp_path, "3.5") as place:
         lonely = place.pick(leads=False)
-        nodes = place.form(stage, run, "2:4", server=lonely, companion=True)
+        nodes = place.form(processes, run, "2:4", server=lonely, companion=True)
         cut_off = [nodes[lonely], nodes[3]]
         rest = others(nodes, *cut_off)
         place.cut(lonely, 0, 1)
@@ -110,12 +120,12 @@ def test_a_minority_with_its_server_and_enough_nodes_for_a_world_forms_none(
 
 @pytest.mark.parametrize("version", [pytest.param("3.4", marks=pytest.mark.soak), "3.5"])
 def test_the_clients_network_of_the_serving_host_fails_and_comes_back(
-    stage: EtcdStage, run: str, tmp_path: Path, version: str
+    processes: EtcdProcesses, run: str, tmp_path: Path, version: str
 ) -> None:
     """Its member of etcd is still one of the cluster, so that its claim would live on, but no node can reach it (17e)."""
-    with town(tmp_path, version) as place:
+    with etcd_hosts(tmp_path, version) as place:
         lonely = place.pick(leads=False)
-        nodes = place.form(stage, run, "2:3", server=lonely)
+        nodes = place.form(processes, run, "2:3", server=lonely)
         alone, rest = nodes[lonely], others(nodes, nodes[lonely])
         place.cut(lonely, 0)
         cut_at = time.monotonic()
@@ -133,9 +143,11 @@ def test_the_clients_network_of_the_serving_host_fails_and_comes_back(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", ["3.4", "3.5"])
-def test_all_members_are_killed_and_started_again(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
-    with town(tmp_path, version) as place:
-        nodes = place.form(stage, run, "3:4", server=0)
+def test_all_members_are_killed_and_started_again(
+    processes: EtcdProcesses, run: str, tmp_path: Path, version: str
+) -> None:
+    with etcd_hosts(tmp_path, version) as place:
+        nodes = place.form(processes, run, "3:4", server=0)
         place.kill()
         nodes[0].ask("outage", "outage", seconds=3.0)
         for node in nodes:
@@ -144,40 +156,42 @@ def test_all_members_are_killed_and_started_again(stage: EtcdStage, run: str, tm
         for node in nodes:
             node.ask("calm", "calm")
         undisturbed(nodes)
-        new = place.node(stage, run, 1, "3:4", "new")
+        new = place.node(processes, run, 1, "3:4", "new")
         regroup(nodes, new, round=2)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", ["3.4", "3.5"])
-def test_a_member_is_stopped(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+def test_a_member_is_stopped(processes: EtcdProcesses, run: str, tmp_path: Path, version: str) -> None:
     """For longer than the claim's lease lives, and the serving node talks to it first."""
-    with town(tmp_path, version) as place:
+    with etcd_hosts(tmp_path, version) as place:
         stopped = place.pick(leads=False)
-        nodes = place.form(stage, run, "3:4", server=stopped)
+        nodes = place.form(processes, run, "3:4", server=stopped)
         place.pause(stopped)
         nodes[0].ask("bide", "bided", seconds=5.0)
         undisturbed(nodes)
         place.go_on(stopped)
         until(lambda: place.is_healthy(stopped), "it is back")
         undisturbed(nodes)
-        new = place.node(stage, run, stopped, "3:4", "new")
+        new = place.node(processes, run, stopped, "3:4", "new")
         regroup(nodes, new, round=2)
 
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
 def test_a_member_whose_packets_are_dropped_is_the_first_in_the_list(
-    stage: EtcdStage, run: str, tmp_path: Path, version: str
+    processes: EtcdProcesses, run: str, tmp_path: Path, version: str
 ) -> None:
     """Nodes that have never talked to etcd form a world, and another one joins them."""
-    with town(tmp_path, version) as place:
+    with etcd_hosts(tmp_path, version) as place:
         hidden = place.pick(leads=False)
         here, there = (number for number in range(3) if number != hidden)
         place.hide(hidden)
         assert place.is_silent(hidden, to=here)
         assert place.is_silent(hidden, to=there)
-        nodes = [place.node(stage, run, number, "2:4", first=hidden, last_call_timeout=0.0) for number in (here, there)]
+        nodes = [
+            place.node(processes, run, number, "2:4", first=hidden, last_call_timeout=0.0) for number in (here, there)
+        ]
         by_rank(nodes, round=1, size=2)
         undisturbed(nodes)
-        new = place.node(stage, run, here, "2:4", "new", first=hidden)
+        new = place.node(processes, run, here, "2:4", "new", first=hidden)
         regroup(nodes, new, round=2)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd.servers import HOST, Certificates, Cluster, shared
-from tests.etcd_client.stage import enable_users, etcd
-from tests.etcd_v3.harness import EtcdStage, Observer, by_rank, form, says, undisturbed
-from tests.waiting import until
+from tests.support.etcd_node_processes import EtcdProcesses, Observer, by_rank, form, says, undisturbed
+from tests.support.etcd_servers import HOST, Certificates, Cluster, shared
+from tests.support.etcd_tools import enable_users, etcd
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def silent() -> Iterator[str]:
 
 @pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 def test_a_wrong_password_is_said_at_once_and_a_right_one_lets_in(
-    stage: EtcdStage, run: str, version: str, tmp_path: Path
+    processes: EtcdProcesses, run: str, version: str, tmp_path: Path
 ) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("wonderland\n", encoding="utf-8")
     wrong.write_text("rabbit\n", encoding="utf-8")
     with etcd(version, 3) as cluster:
         enable_users(cluster)
-        a, b = stage.nodes("a", "b")
+        a, b = processes.nodes("a", "b")
         a.join(cluster.endpoints, 1, run, username="alice", password_file=str(wrong))
         said = a.failed("RendezvousConnectionError")
         assert "etcd refuses the user's name or password" in said
@@ -62,11 +62,13 @@ def test_a_wrong_password_is_said_at_once_and_a_right_one_lets_in(
 
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
-def test_a_certificate_of_somebody_else_is_named(stage: EtcdStage, run: str, tmp_path: Path, version: str) -> None:
+def test_a_certificate_of_somebody_else_is_named(
+    processes: EtcdProcesses, run: str, tmp_path: Path, version: str
+) -> None:
     cluster = shared(version, 3, tls=True)
     files, stranger = cluster.tls, Certificates(tmp_path)
     assert files is not None
-    (node,) = stage.nodes("a")
+    (node,) = processes.nodes("a")
     endpoints = f"etcds://{cluster.endpoints}"
     node.join(endpoints, 1, run, cacert=stranger.ca, cert=files.cert, key=files.key)
     said = node.failed("RendezvousConnectionError")
@@ -76,14 +78,14 @@ def test_a_certificate_of_somebody_else_is_named(stage: EtcdStage, run: str, tmp
     node.placed(size=1)
 
 
-def test_a_port_that_is_not_etcd_is_named(stage: EtcdStage, run: str, web: str) -> None:
-    (node,) = stage.nodes("a")
+def test_a_port_that_is_not_etcd_is_named(processes: EtcdProcesses, run: str, web: str) -> None:
+    (node,) = processes.nodes("a")
     node.join(web, 1, run)
     assert f"{web}: something listens there that is not etcd" in node.failed("RendezvousConnectionError")
 
 
-def test_an_etcd_that_is_not_there_is_waited_for_and_each_member_is_named(stage: EtcdStage, run: str) -> None:
-    (node,) = stage.nodes("a")
+def test_an_etcd_that_is_not_there_is_waited_for_and_each_member_is_named(processes: EtcdProcesses, run: str) -> None:
+    (node,) = processes.nodes("a")
     node.join("127.0.0.1:1,no-such-host.invalid:2379", 1, run, join_timeout=3.0)
     said = node.failed("RendezvousTimeoutError")
     assert "127.0.0.1:1: nothing listens there (connection refused)" in said
@@ -91,19 +93,19 @@ def test_an_etcd_that_is_not_there_is_waited_for_and_each_member_is_named(stage:
 
 
 def test_unreachable_members_first_in_the_list_do_no_harm(
-    stage: EtcdStage, cluster: Cluster, run: str, web: str, silent: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, web: str, silent: str
 ) -> None:
-    a, b = stage.nodes("a", "b")
+    a, b = processes.nodes("a", "b")
     a.join(f"{silent},{cluster.endpoint}", 2, run)
     b.join(f"127.0.0.1:1,{web},no-such-host.invalid:2379,{cluster.endpoints}", 2, run)
     by_rank([a, b])
 
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
-def test_an_etcd_that_starts_late_is_waited_for(stage: EtcdStage, run: str, version: str) -> None:
+def test_an_etcd_that_starts_late_is_waited_for(processes: EtcdProcesses, run: str, version: str) -> None:
     with etcd(version, 3) as cluster:
         cluster.kill()
-        a, b = stage.nodes("a", "b")
+        a, b = processes.nodes("a", "b")
         for node in (a, b):
             node.join(cluster.endpoints, 2, run)
             node.expect("joins")
@@ -113,10 +115,10 @@ def test_an_etcd_that_starts_late_is_waited_for(stage: EtcdStage, run: str, vers
 
 
 def test_a_record_that_cannot_be_read_is_said_with_what_to_do_and_not_overwritten(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     observer.client.put(observer.keys.record, "nonsense")
-    a, b = stage.nodes("a", "b")
+    a, b = processes.nodes("a", "b")
     a.join(cluster.endpoints, 1, run, join_timeout=3.0)
     said = a.failed("RendezvousTimeoutError")
     assert "if nothing else uses that name, delete it" in said
@@ -129,20 +131,22 @@ def test_a_record_that_cannot_be_read_is_said_with_what_to_do_and_not_overwritte
     b.placed(size=1)
 
 
-def test_strange_keys_below_a_run_are_no_harm(stage: EtcdStage, cluster: Cluster, run: str, observer: Observer) -> None:
+def test_strange_keys_below_a_run_are_no_harm(
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
+) -> None:
     client, keys = observer.client, observer.keys
     for key in ("claims/x", "claims/0000000000000009", "records", "record/more", "out/board"):
         client.put(keys.run + key, b"\xff not json")
-    nodes = form(stage, cluster.endpoints, run, "a", "b", nodes=2)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", nodes=2)
     undisturbed(nodes)
     assert client.get(keys.run + "records") is not None
 
 
 def test_keys_of_version_0_1_get_a_sentence_and_joining_works_once_they_are_gone(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     observer.client.put(observer.keys.old_leader, "node.1")
-    a, b = stage.nodes("a", "b")
+    a, b = processes.nodes("a", "b")
     a.join(cluster.endpoints, 1, run, join_timeout=2.0)
     said = a.failed("RendezvousTimeoutError")
     assert "keys of Rallypoint 0.1 lie under" in said
@@ -156,10 +160,10 @@ def test_keys_of_version_0_1_get_a_sentence_and_joining_works_once_they_are_gone
 
 
 def test_something_else_that_answers_where_the_server_was_is_no_reason_to_give_up(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """The port of a killed server is reused by a stranger at once (rule 17a)."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     server = observer.server(nodes)
     port = server.standing()["port"]
     server.kill()
@@ -177,17 +181,17 @@ def test_something_else_that_answers_where_the_server_was_is_no_reason_to_give_u
 
 @pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_a_stranger_that_speaks_where_the_claim_says_the_server_is_keeps_nobody_out(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, banner: bytes
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, banner: bytes
 ) -> None:
     """Rule 17a: it is never final; once the lease of the claim has ended, a node that waited claims."""
-    (host,) = nodes = stage.nodes("host")
+    (host,) = nodes = processes.nodes("host")
     host.join(cluster.endpoints, 2, run)
     until(lambda: observer.claims() != (), "it serves")
     port = observer.server(nodes).standing()["port"]
     host.kill()
     with socket.create_server((HOST, port), reuse_port=False) as stranger:
         threading.Thread(target=_greet, args=(stranger, banner), daemon=True).start()
-        a, b = stage.nodes("a", "b")
+        a, b = processes.nodes("a", "b")
         for node in (a, b):
             node.join(cluster.endpoints, 2, run)
         by_rank([a, b])
@@ -204,8 +208,8 @@ def _greet(listener: socket.socket, banner: bytes) -> None:
 
 
 def test_an_address_that_is_no_name_is_said_and_nobody_waits_for_this_node_to_serve(
-    stage: EtcdStage, cluster: Cluster, run: str
+    processes: EtcdProcesses, cluster: Cluster, run: str
 ) -> None:
-    odd = stage.node("odd")
+    odd = processes.node("odd")
     odd.join(cluster.endpoints, 1, run, local_addr="node..example", join_timeout=2.0)
     assert "cannot listen on node..example" in odd.failed("RendezvousTimeoutError")

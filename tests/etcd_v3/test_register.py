@@ -11,9 +11,9 @@ from rallypoint.etcd_client import EtcdClient, Lease
 from rallypoint.location.registers.etcd_v3 import EtcdV3Register
 from rallypoint.messages.types import Bounds
 from rallypoint.record import Claim, Record, encode
-from tests.etcd.servers import Cluster
-from tests.etcd_v3.harness import PREFIX
-from tests.waiting import until
+from tests.support.etcd_node_processes import PREFIX
+from tests.support.etcd_servers import Cluster
+from tests.support.waiting import until
 
 
 class GrantingClient(EtcdClient):

@@ -13,7 +13,7 @@ import rallypoint
 from rallypoint.api import Place
 from rallypoint.etcd_client import EtcdClient, KeyValue
 from rallypoint.stores.errors import RoundOverError, StoreError
-from tests.etcd.servers import shared
+from tests.support.etcd_servers import shared
 
 
 def meet(run: str, **options: Any) -> list[Place]:

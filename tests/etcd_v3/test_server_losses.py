@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from rallypoint.messages.types import Bounds
 from rallypoint.record import encode
-from tests.etcd.servers import VERSIONS, Cluster, shared
-from tests.etcd_v3.harness import (
-    EtcdStage,
+from tests.etcd_v3.invariants import check_history
+from tests.support.etcd_node_processes import (
+    EtcdProcesses,
     Observer,
     are_one_world,
     by_rank,
@@ -21,14 +21,16 @@ from tests.etcd_v3.harness import (
     regroup,
     undisturbed,
 )
-from tests.etcd_v3.judging import check_history
-from tests.waiting import until
+from tests.support.etcd_servers import VERSIONS, Cluster, shared
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_serving_node_is_killed_and_the_others_are_in_a_new_world(stage: EtcdStage, run: str, version: str) -> None:
+def test_the_serving_node_is_killed_and_the_others_are_in_a_new_world(
+    processes: EtcdProcesses, run: str, version: str
+) -> None:
     cluster = shared(version, 3)
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     with observing(cluster.endpoints, run) as observer:
         epoch, server = observer.known().epoch, observer.server(nodes)
         server.kill()
@@ -45,9 +47,9 @@ def test_the_serving_node_is_killed_and_the_others_are_in_a_new_world(stage: Etc
 
 
 def test_the_serving_node_and_another_are_killed_at_once(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
     server = observer.server(nodes)
     other = others(nodes, server)[0]
     for node in (server, other):
@@ -57,9 +59,9 @@ def test_the_serving_node_and_another_are_killed_at_once(
 
 
 def test_servers_are_killed_one_after_the_other_until_one_node_is_left(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", "d", nodes="1:4", last_call_timeout=30.0)
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", "d", nodes="1:4", last_call_timeout=30.0)
     for round_ in (2, 3, 4):
         server = observer.server(nodes)
         server.kill()
@@ -71,10 +73,10 @@ def test_servers_are_killed_one_after_the_other_until_one_node_is_left(
 
 
 def test_a_spare_takes_the_place_of_the_serving_node(
-    stage: EtcdStage, old_cluster: Cluster, run: str, old_observer: Observer
+    processes: EtcdProcesses, old_cluster: Cluster, run: str, old_observer: Observer
 ) -> None:
-    nodes = form(stage, old_cluster.endpoints, run, "a", "b", nodes=2)
-    spare = stage.node("spare")
+    nodes = form(processes, old_cluster.endpoints, run, "a", "b", nodes=2)
+    spare = processes.node("spare")
     spare.join(old_cluster.endpoints, 2, run, role="spare")
     until(lambda: spare.standing()["state"] == "SPARE", "it stands by")
     server = old_observer.server(nodes)
@@ -83,10 +85,10 @@ def test_a_spare_takes_the_place_of_the_serving_node(
 
 
 def test_a_spare_that_serves_is_killed_and_no_world_breaks(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """It is no member: a change of server breaks nobody's world (rule 17g)."""
-    spare, a, b = stage.nodes("spare", "a", "b")
+    spare, a, b = processes.nodes("spare", "a", "b")
     spare.join(cluster.endpoints, 2, run, role="spare")
     assert observer.server([spare]) is spare
     for node in (a, b):
@@ -99,9 +101,9 @@ def test_a_spare_that_serves_is_killed_and_no_world_breaks(
 
 
 def test_the_serving_node_is_killed_while_nodes_gather(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    a, b, c, d = stage.nodes("a", "b", "c", "d")
+    a, b, c, d = processes.nodes("a", "b", "c", "d")
     a.join(cluster.endpoints, 3, run)
     assert observer.server([a]) is a
     b.join(cluster.endpoints, 3, run)
@@ -114,9 +116,9 @@ def test_the_serving_node_is_killed_while_nodes_gather(
 
 
 def test_a_stopped_server_is_replaced_and_learns_that_it_is_out(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     server = observer.server(nodes)
     was = server.standing()["node"]
     server.pause()
@@ -134,9 +136,9 @@ def test_a_stopped_server_is_replaced_and_learns_that_it_is_out(
 
 
 def test_a_server_that_is_stopped_for_less_than_its_lease_loses_nothing(
-    stage: EtcdStage, old_cluster: Cluster, run: str, old_observer: Observer
+    processes: EtcdProcesses, old_cluster: Cluster, run: str, old_observer: Observer
 ) -> None:
-    nodes = form(stage, old_cluster.endpoints, run, "a", "b", nodes=2, lease_ttl=20, heartbeat_timeout=15.0)
+    nodes = form(processes, old_cluster.endpoints, run, "a", "b", nodes=2, lease_ttl=20, heartbeat_timeout=15.0)
     server, epoch = old_observer.server(nodes), old_observer.known().epoch
     (rest,) = others(nodes, server)
     server.pause()
@@ -148,9 +150,9 @@ def test_a_server_that_is_stopped_for_less_than_its_lease_loses_nothing(
 
 
 def test_a_server_whose_lease_is_revoked_by_hand_claims_again_and_nobody_is_told(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     server, epoch = observer.server(nodes), observer.known().epoch
     (claim,) = observer.claims()
     observer.client.revoke(claim.lease)
@@ -162,9 +164,9 @@ def test_a_server_whose_lease_is_revoked_by_hand_claims_again_and_nobody_is_told
 
 @pytest.mark.parametrize("what", ["the record", "everything"])
 def test_a_record_that_is_deleted_by_hand_is_written_again_and_nobody_is_told(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer, what: str
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, what: str
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:4")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:4")
     server, before = observer.server(nodes), observer.known()
     if what == "the record":
         observer.client.delete(observer.keys.record)
@@ -176,16 +178,16 @@ def test_a_record_that_is_deleted_by_hand_is_written_again_and_nobody_is_told(
     assert after.epoch > before.epoch
     assert observer.server(nodes) is server
     undisturbed(nodes)
-    new = stage.node("new")
+    new = processes.node("new")
     new.join(cluster.endpoints, "2:4", run)
     regroup(nodes, new, round=2)
 
 
 def test_the_record_is_deleted_while_its_server_is_stopped(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """The others know the world that they are in, and the next server learns it from them."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     server, incarnation = observer.server(nodes), observer.known().incarnation
     server.pause()
     observer.client.delete(observer.keys.run, prefix=True)
@@ -199,10 +201,10 @@ def test_the_record_is_deleted_while_its_server_is_stopped(
 
 
 def test_a_claim_that_is_taken_by_force_is_left_to_the_nodes_to_settle(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
     """Somebody writes another server into the record, which does not live: the server steps down, and one is elected."""
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3")
     before = observer.known()
     assert before.claim is not None
     stranger = replace(before.claim, id="cstranger", port=1, ranks=())
@@ -217,11 +219,11 @@ def test_a_claim_that_is_taken_by_force_is_left_to_the_nodes_to_settle(
 
 
 def test_a_fresh_node_that_comes_when_the_server_is_killed_founds_nothing(
-    stage: EtcdStage, cluster: Cluster, run: str, observer: Observer
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", nodes="2:4")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:4")
     incarnation, server = observer.known().incarnation, observer.server(nodes)
-    fresh = stage.node("fresh")
+    fresh = processes.node("fresh")
     server.kill()
     fresh.join(cluster.endpoints, "2:4", run)
     rest = others(nodes, server)
@@ -238,10 +240,12 @@ def test_a_fresh_node_that_comes_when_the_server_is_killed_founds_nothing(
         *(pytest.param(seed, version, marks=pytest.mark.soak) for version in VERSIONS for seed in range(2, 12)),
     ],
 )
-def test_a_server_is_killed_at_any_moment_of_a_round(stage: EtcdStage, run: str, seed: int, version: str) -> None:
+def test_a_server_is_killed_at_any_moment_of_a_round(
+    processes: EtcdProcesses, run: str, seed: int, version: str
+) -> None:
     """Right while it gathers and seals: the run goes on with the others, and no round is lost or doubled."""
     cluster, chance = shared(version, 3), random.Random(seed)
-    nodes = form(stage, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
+    nodes = form(processes, cluster.endpoints, run, "a", "b", "c", "d", nodes="2:4")
     with observing(cluster.endpoints, run) as observer:
         server = observer.server(nodes)
         victim, *rest = chance.sample(others(nodes, server), 3)

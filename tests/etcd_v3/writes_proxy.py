@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from tests.etcd.servers import HOST
+from tests.support.etcd_servers import HOST
 
 _MARK = b'"write_id"'
 """Only a write of a record has this in what is sent to etcd; reads have it in the answers."""

@@ -1,15 +1,15 @@
-"""The stage on which processes are started, and left again when the test ends."""
+"""The processes that a test starts; they end with it."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.harness import Stage
+from tests.support.node_processes import Processes
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    made = Stage()
+def processes() -> Iterator[Processes]:
+    made = Processes()
     try:
         yield made
     finally:

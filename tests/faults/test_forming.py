@@ -11,24 +11,24 @@ import pytest
 from rallypoint import protocol
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed
 from rallypoint.messages.types import Settings
-from tests.faults.harness import Server, Stage, by_rank, free_port
-from tests.faults.wire import Wire
+from tests.support.node_processes import Processes, Server, by_rank, free_port
+from tests.support.protocol_client import ProtocolClient
 
 CALM = Settings(heartbeat_interval_s=600.0, heartbeat_timeout_s=3600.0)
 
 
-def test_nodes_form_one_world(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_nodes_form_one_world(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, 3)
     assert [node.name for node in by_rank(nodes)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_the_first_process_at_an_endpoint_of_this_machine_serves_it(stage: Stage, host: str) -> None:
+def test_the_first_process_at_an_endpoint_of_this_machine_serves_it(processes: Processes, host: str) -> None:
     endpoint = f"{host}:{free_port()}"
-    nodes = stage.nodes("a", "b", "c")
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(endpoint, 3, is_host=None)
     first, *others = by_rank(nodes)
@@ -41,14 +41,14 @@ def test_the_first_process_at_an_endpoint_of_this_machine_serves_it(stage: Stage
         assert node.expect("left")["done"]
 
 
-def test_the_hold_and_the_last_call_run_together(stage: Stage) -> None:
+def test_the_hold_and_the_last_call_run_together(processes: Processes) -> None:
     hold_s = last_call_s = 5.0
-    alone = stage.node("alone")
+    alone = processes.node("alone")
     began = time.monotonic()
-    server = stage.server(hold_s=hold_s)
+    server = processes.server(hold_s=hold_s)
     alone.join(server.endpoint, "1:2", last_call_timeout=last_call_s)
     server.expect("happened", live=1)
-    with Wire("127.0.0.1", server.port) as admin:
+    with ProtocolClient("127.0.0.1", server.port) as admin:
         admin.hello()
         status = admin.ask(protocol.Status, lambda number: protocol.AskStatus(number, "run"))
     assert status.run is not None
@@ -61,9 +61,9 @@ def test_the_hold_and_the_last_call_run_together(stage: Stage) -> None:
     assert last_call_s <= time.monotonic() - began < hold_s + last_call_s
 
 
-def test_the_hold_of_a_server_is_that_of_the_run(stage: Stage) -> None:
+def test_the_hold_of_a_server_is_that_of_the_run(processes: Processes) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    alone = stage.node("alone")
+    alone = processes.node("alone")
     # One time-out, and the largest pause between two attempts to connect, which is half of it here.
     alone.join(endpoint, "1:2", is_host=None, heartbeat_timeout=2.0, last_call_timeout=0.0, join_timeout=1.0)
     assert re.search(
@@ -71,9 +71,9 @@ def test_the_hold_of_a_server_is_that_of_the_run(stage: Stage) -> None:
     )
 
 
-def test_a_late_node_is_admitted_when_the_members_regroup(stage: Stage) -> None:
-    server = stage.server()
-    a, b, late = stage.nodes("a", "b", "late")
+def test_a_late_node_is_admitted_when_the_members_regroup(processes: Processes) -> None:
+    server = processes.server()
+    a, b, late = processes.nodes("a", "b", "late")
     for node in (a, b):
         node.join(server.endpoint, "2:3")
     by_rank([a, b], round=1)
@@ -86,9 +86,9 @@ def test_a_late_node_is_admitted_when_the_members_regroup(stage: Stage) -> None:
     assert [node.name for node in by_rank([a, b, late], round=2)] == ["a", "b", "late"]
 
 
-def test_a_surplus_node_stands_by_and_ends_well_with_the_run(stage: Stage) -> None:
-    server = stage.server()
-    a, b, surplus = stage.nodes("a", "b", "surplus")
+def test_a_surplus_node_stands_by_and_ends_well_with_the_run(processes: Processes) -> None:
+    server = processes.server()
+    a, b, surplus = processes.nodes("a", "b", "surplus")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -103,9 +103,9 @@ def test_a_surplus_node_stands_by_and_ends_well_with_the_run(stage: Stage) -> No
     assert surplus.failed("RendezvousGracefulExitError") == "run 'run' ended well, and this spare was not needed"
 
 
-def test_an_early_finisher_does_not_break_the_world(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_an_early_finisher_does_not_break_the_world(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, 3)
     a, b, c = by_rank(nodes)
@@ -122,9 +122,9 @@ def test_an_early_finisher_does_not_break_the_world(stage: Stage) -> None:
     assert not any("lost" in event["why"] or not event["closed"] for event in a.heard("changed") + b.heard("changed"))
 
 
-def test_a_process_that_ends_right_after_finishing_has_finished(stage: Stage) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+def test_a_process_that_ends_right_after_finishing_has_finished(processes: Processes) -> None:
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -134,9 +134,9 @@ def test_a_process_that_ends_right_after_finishing_has_finished(stage: Stage) ->
     assert server.expect("closed")["ending"] == "succeeded"
 
 
-def test_a_node_that_withdraws_breaks_the_world_and_says_why(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_a_node_that_withdraws_breaks_the_world_and_says_why(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "2:3")
     a, b, c = by_rank(nodes)
@@ -147,9 +147,9 @@ def test_a_node_that_withdraws_breaks_the_world_and_says_why(stage: Stage) -> No
     by_rank([a, b], round=2)
 
 
-def test_closing_a_run_ends_it_for_everybody(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_closing_a_run_ends_it_for_everybody(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, 3)
     a, b, c = by_rank(nodes)
@@ -162,13 +162,13 @@ def test_closing_a_run_ends_it_for_everybody(stage: Stage) -> None:
         assert re.fullmatch(r"run 'run' is closed as failed: b\.\w+ closed it", node.failed("RendezvousClosedError"))
 
 
-def test_a_run_is_closed_while_others_wait_to_join_it(stage: Stage) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+def test_a_run_is_closed_while_others_wait_to_join_it(processes: Processes) -> None:
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     a.join(server.endpoint, 3)
     b.join(server.endpoint, 3)
     server.expect("happened", live=2)
-    with Wire("127.0.0.1", server.port) as wire:
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.hello()
         done = wire.ask(protocol.Done, lambda number: protocol.AskClose(number, "run", "enough"))
     assert done.done
@@ -176,13 +176,13 @@ def test_a_run_is_closed_while_others_wait_to_join_it(stage: Stage) -> None:
         assert node.failed("RendezvousClosedError") == "run 'run' is closed as failed: enough"
 
 
-def test_the_reason_for_a_wait_comes_by_itself_and_before_what_follows_it(stage: Stage) -> None:
-    server = stage.server()
-    with Wire("127.0.0.1", server.port) as wire:
+def test_the_reason_for_a_wait_comes_by_itself_and_before_what_follows_it(processes: Processes) -> None:
+    server = processes.server()
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.hello("run", "a")
         wire.join("a", 2, 2)
         assert "1 of at least 2 nodes are here (a)" in wire.expect(KeepWaiting).why
-    with Wire("127.0.0.1", server.port) as wire:
+    with ProtocolClient("127.0.0.1", server.port) as wire:
         wire.hello("another", "a")
         wire.join("a", 2, 2)
         wire.say(protocol.Ping())
@@ -190,9 +190,9 @@ def test_the_reason_for_a_wait_comes_by_itself_and_before_what_follows_it(stage:
         assert isinstance(wire.next(), protocol.Pong)
 
 
-def test_a_node_with_other_bounds_is_refused_with_both_shown(stage: Stage) -> None:
-    server = stage.server()
-    a, odd = stage.nodes("a", "odd")
+def test_a_node_with_other_bounds_is_refused_with_both_shown(processes: Processes) -> None:
+    server = processes.server()
+    a, odd = processes.nodes("a", "odd")
     a.join(server.endpoint, 2)
     server.expect("happened", live=1)
     odd.join(server.endpoint, "2:4")
@@ -202,9 +202,9 @@ def test_a_node_with_other_bounds_is_refused_with_both_shown(stage: Stage) -> No
     )
 
 
-def test_runs_of_one_server_do_not_know_of_each_other(stage: Stage) -> None:
-    server = stage.server()
-    ours, theirs = stage.nodes("a", "b"), stage.nodes("a", "b")
+def test_runs_of_one_server_do_not_know_of_each_other(processes: Processes) -> None:
+    server = processes.server()
+    ours, theirs = processes.nodes("a", "b"), processes.nodes("a", "b")
     for node in ours:
         node.join(server.endpoint, 2, run="ours")
     for node in theirs:
@@ -218,9 +218,9 @@ def test_runs_of_one_server_do_not_know_of_each_other(stage: Stage) -> None:
     assert [event["closed"] for event in a.heard("changed")] == [False]
 
 
-def test_keys_of_one_round_are_not_seen_in_the_next(stage: Stage) -> None:
-    server = stage.server()
-    a, b = stage.nodes("a", "b")
+def test_keys_of_one_round_are_not_seen_in_the_next(processes: Processes) -> None:
+    server = processes.server()
+    a, b = processes.nodes("a", "b")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b], round=1)
@@ -236,9 +236,9 @@ def test_keys_of_one_round_are_not_seen_in_the_next(stage: Stage) -> None:
     assert b.ask("get", "value", key="seen")["value"] == "in round 2"
 
 
-def test_every_seal_loss_leave_and_close_is_recorded_with_its_reason(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_every_seal_loss_leave_and_close_is_recorded_with_its_reason(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "1:3")
     a, b, c = by_rank(nodes)
@@ -268,8 +268,8 @@ def test_every_seal_loss_leave_and_close_is_recorded_with_its_reason(stage: Stag
     assert server.expect("closed", ending="succeeded")["why"] == "all members have finished"
 
 
-def _gather(server: Server, run: str, count: int) -> list[Wire]:
-    wires = [Wire("127.0.0.1", server.port) for _ in range(count)]
+def _gather(server: Server, run: str, count: int) -> list[ProtocolClient]:
+    wires = [ProtocolClient("127.0.0.1", server.port) for _ in range(count)]
     for number, wire in enumerate(wires):
         wire.hello(run, f"n{number}")
         wire.join(f"n{number}", count, count, CALM)
@@ -277,15 +277,15 @@ def _gather(server: Server, run: str, count: int) -> list[Wire]:
 
 
 def _messages(server: Server, run: str) -> dict[str, int]:
-    with Wire("127.0.0.1", server.port) as admin:
+    with ProtocolClient("127.0.0.1", server.port) as admin:
         admin.hello()
         return admin.ask(protocol.Status, lambda number: protocol.AskStatus(number, run)).messages
 
 
-def test_a_node_and_round_cost_the_same_messages_and_bytes_however_many_there_are(stage: Stage) -> None:
+def test_a_node_and_round_cost_the_same_messages_and_bytes_however_many_there_are(processes: Processes) -> None:
     costs: dict[int, tuple[float, float, float]] = {}
     for count in (10, 300):
-        server = stage.server()
+        server = processes.server()
         wires = _gather(server, "run", count)
         for wire in wires:
             wire.expect(Placed)
@@ -302,8 +302,8 @@ def test_a_node_and_round_cost_the_same_messages_and_bytes_however_many_there_ar
     assert many_bytes <= few_bytes + 100
 
 
-def test_the_news_of_a_loss_carries_no_roster(stage: Stage) -> None:
-    server = stage.server()
+def test_the_news_of_a_loss_carries_no_roster(processes: Processes) -> None:
+    server = processes.server()
     wires = _gather(server, "run", 200)
     for wire in wires:
         wire.expect(Placed)
@@ -315,8 +315,8 @@ def test_the_news_of_a_loss_carries_no_roster(stage: Stage) -> None:
         wire.socket.close()
 
 
-def test_the_roster_is_read_page_by_page(stage: Stage) -> None:
-    server = stage.server()
+def test_the_roster_is_read_page_by_page(processes: Processes) -> None:
+    server = processes.server()
     wires = _gather(server, "run", 600)
     seal_id = wires[0].expect(Placed).seal_id
     pages: list[protocol.Peers] = []
@@ -329,9 +329,9 @@ def test_the_roster_is_read_page_by_page(stage: Stage) -> None:
         wire.socket.close()
 
 
-def test_members_learn_who_their_peers_are(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_members_learn_who_their_peers_are(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, 3)
     for node in by_rank(nodes):

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.etcd.servers import shared
-from tests.etcd_v3.harness import OPTIONS, EtcdNode, Observer, fresh_run, observing
-from tests.faults.harness import FAST, Actor, Node, Stage, free_port
-from tests.waiting import until
+from tests.support.etcd_node_processes import OPTIONS, EtcdNode, Observer, fresh_run, observing
+from tests.support.etcd_servers import shared
+from tests.support.node_processes import FAST, ControlledProcess, Node, Processes, free_port
+from tests.support.waiting import until
 
 AT_ONCE_S = 15.0
 """It takes a tenth of a second, and half of one where somebody does not answer; all else waits for 30 s or more."""
 
 
-class Interruptible(Actor):
+class Interruptible(ControlledProcess):
     """A program that waits in its main thread."""
 
     def __init__(self, do: str, **arguments: Any) -> None:
-        super().__init__("tests.faults.interruptible", json.dumps({"do": do, "with": arguments}))
+        super().__init__("tests.faults.waiting_program", json.dumps({"do": do, "with": arguments}))
 
     def interrupt(self, times: int = 1) -> None:
         """Ctrl-C; it ends at once, by that signal, with the main thread's traceback and no other."""
@@ -51,19 +51,19 @@ class Meeting:
 
     never_serves: Mapping[str, bool] = {}
 
-    def __init__(self, stage: Stage, endpoint: str, run: str, **options: Any) -> None:
-        self.stage, self.endpoint, self.run, self.options = stage, endpoint, run, options
+    def __init__(self, processes: Processes, endpoint: str, run: str, **options: Any) -> None:
+        self.processes, self.endpoint, self.run, self.options = processes, endpoint, run, options
 
     def program(self, do: str, nodes: str | int, **options: Any) -> Interruptible:
         """Start the program that will be interrupted; its node is called `a`."""
         given = {**self.options, "node_name": "a", **options}
         program = Interruptible(do, endpoint=self.endpoint, run=self.run, nodes=str(nodes), **given)
-        self.stage.actors.append(program)
+        self.processes.actors.append(program)
         return program
 
     def node(self, name: str, nodes: str | int, **options: Any) -> Node:
         """Another node, which joins."""
-        node = self.stage.node(name)
+        node = self.processes.node(name)
         node.join(self.endpoint, nodes, self.run, **{"is_host": None, **self.options, **options})
         return node
 
@@ -76,14 +76,14 @@ class EtcdMeeting(Meeting):
 
     never_serves: Mapping[str, bool] = {"is_host": False}  # so that a claim that is left behind is the program's
 
-    def __init__(self, stage: Stage, run: str, observer: Observer, endpoint: str) -> None:
+    def __init__(self, processes: Processes, run: str, observer: Observer, endpoint: str) -> None:
         # A claim that is still there after this test was left behind, and has not just expired.
-        super().__init__(stage, f"etcd://{endpoint}", run, **{**OPTIONS, "lease_ttl": 60})
+        super().__init__(processes, f"etcd://{endpoint}", run, **{**OPTIONS, "lease_ttl": 60})
         self.observer = observer
 
     def node(self, name: str, nodes: str | int, **options: Any) -> Node:
         node = EtcdNode(name)
-        self.stage.actors.append(node)
+        self.processes.actors.append(node)
         node.expect("ready")
         given = {**self.options, **options}
         node.join(self.endpoint.removeprefix("etcd://"), nodes, self.run, **given)
@@ -94,25 +94,25 @@ class EtcdMeeting(Meeting):
 
 
 @pytest.fixture(params=["server", "hosted", "etcd", "file"])
-def meeting(request: pytest.FixtureRequest, stage: Stage, tmp_path: Path) -> Iterator[Meeting]:
+def meeting(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -> Iterator[Meeting]:
     """A server of its own, a server in the program, an elected server, one that is elected through a file."""
     with ExitStack() as ends:
         if request.param == "etcd":
             run, endpoints = fresh_run(), shared("3.5", 3).endpoints
-            yield EtcdMeeting(stage, run, ends.enter_context(observing(endpoints, run)), endpoints)
+            yield EtcdMeeting(processes, run, ends.enter_context(observing(endpoints, run)), endpoints)
         elif request.param == "server":
-            yield Meeting(stage, stage.server().endpoint, "run", **FAST, is_host=False)
+            yield Meeting(processes, processes.server().endpoint, "run", **FAST, is_host=False)
         else:
             endpoint = f"file://{tmp_path}/register" if request.param == "file" else f"127.0.0.1:{free_port()}"
-            yield Meeting(stage, endpoint, "run", **FAST)
+            yield Meeting(processes, endpoint, "run", **FAST)
 
 
 @pytest.fixture(params=["fixed", "etcd"])
-def nobody(request: pytest.FixtureRequest, stage: Stage) -> Meeting:
+def nobody(request: pytest.FixtureRequest, processes: Processes) -> Meeting:
     """Nobody is there."""
     if request.param == "etcd":
-        return Meeting(stage, f"etcd://127.0.0.1:{free_port()}", "run", **OPTIONS)
-    return Meeting(stage, f"127.0.0.1:{free_port()}", "run", **FAST, is_host=False)
+        return Meeting(processes, f"etcd://127.0.0.1:{free_port()}", "run", **OPTIONS)
+    return Meeting(processes, f"127.0.0.1:{free_port()}", "run", **FAST, is_host=False)
 
 
 def is_forgotten(meeting: Meeting, nodes: int) -> None:
@@ -134,15 +134,15 @@ def test_twice(nobody: Meeting) -> None:
     program.interrupt(times=2)
 
 
-def test_while_a_name_is_looked_up(stage: Stage) -> None:
-    meeting = Meeting(stage, "hangs.invalid:29400", "run", **FAST)
+def test_while_a_name_is_looked_up(processes: Processes) -> None:
+    meeting = Meeting(processes, "hangs.invalid:29400", "run", **FAST)
     program = meeting.program("join_a_name", 2)
     program.expect("waits")
     program.interrupt()
 
 
-def test_while_a_name_of_etcd_is_looked_up(stage: Stage) -> None:
-    meeting = Meeting(stage, "etcd://hangs.invalid:2379", "run", **OPTIONS)
+def test_while_a_name_of_etcd_is_looked_up(processes: Processes) -> None:
+    meeting = Meeting(processes, "etcd://hangs.invalid:2379", "run", **OPTIONS)
     program = meeting.program("join_a_name", 2)
     program.expect("waits")
     program.interrupt()
@@ -224,9 +224,9 @@ def test_while_it_stays_for_the_others(meeting: Meeting) -> None:
 
 
 @pytest.mark.parametrize("do", ["wait_for_change", "join_again", "wait_for_change_outside", "handler_joins"])
-def test_while_the_server_hangs(stage: Stage, do: str) -> None:
-    server = stage.server()
-    meeting = Meeting(stage, server.endpoint, "run", **FAST, is_host=False)
+def test_while_the_server_hangs(processes: Processes, do: str) -> None:
+    server = processes.server()
+    meeting = Meeting(processes, server.endpoint, "run", **FAST, is_host=False)
     if do == "join_again":
         program = meeting.program(do, 2)
         other = meeting.node("b", 2)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import NIMBLE, Stage, by_rank
-from tests.waiting import until
+from tests.support.node_processes import NIMBLE, Processes, by_rank
+from tests.support.waiting import until
 
 
-def test_survivors_of_a_killed_node_are_told_and_keep_their_ranks(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c", "d")
+def test_survivors_of_a_killed_node_are_told_and_keep_their_ranks(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c", "d")
     for node in nodes:
         node.join(server.endpoint, "2:4")
     a, b, c, d = by_rank(nodes)
@@ -25,9 +25,9 @@ def test_survivors_of_a_killed_node_are_told_and_keep_their_ranks(stage: Stage) 
     assert [node.name for node in by_rank([a, c, d], round=2)] == ["a", "d", "c"]
 
 
-def test_all_survivors_of_rank_0_agree_on_a_new_store_that_answers(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_all_survivors_of_rank_0_agree_on_a_new_store_that_answers(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "2:3")
     a, b, c = by_rank(nodes)
@@ -44,9 +44,9 @@ def test_all_survivors_of_rank_0_agree_on_a_new_store_that_answers(stage: Stage)
     assert c.ask("get", "value", key="who")["value"] == "b"
 
 
-def test_a_spare_takes_the_place_of_a_killed_node(stage: Stage) -> None:
-    server = stage.server()
-    a, b, spare, other = stage.nodes("a", "b", "spare", "other")
+def test_a_spare_takes_the_place_of_a_killed_node(processes: Processes) -> None:
+    server = processes.server()
+    a, b, spare, other = processes.nodes("a", "b", "spare", "other")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -65,9 +65,9 @@ def test_a_spare_takes_the_place_of_a_killed_node(stage: Stage) -> None:
     other.failed("RendezvousGracefulExitError")
 
 
-def test_too_few_survivors_wait_for_a_replacement(stage: Stage) -> None:
-    server = stage.server()
-    a, b, new = stage.nodes("a", "b", "new")
+def test_too_few_survivors_wait_for_a_replacement(processes: Processes) -> None:
+    server = processes.server()
+    a, b, new = processes.nodes("a", "b", "new")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -79,9 +79,9 @@ def test_too_few_survivors_wait_for_a_replacement(stage: Stage) -> None:
     assert [node.name for node in by_rank([a, new], round=2)] == ["a", "new"]
 
 
-def test_a_paused_node_learns_that_it_is_out_and_joins_as_a_newcomer(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_a_paused_node_learns_that_it_is_out_and_joins_as_a_newcomer(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "2:3", **NIMBLE)
     a, b, c = by_rank(nodes)
@@ -105,9 +105,9 @@ def test_a_paused_node_learns_that_it_is_out_and_joins_as_a_newcomer(stage: Stag
     assert a.ask("get", "value", key="back")["value"] == "yes"
 
 
-def test_a_paused_rank_0_comes_back_to_another_store(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_a_paused_rank_0_comes_back_to_another_store(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "2:3", **NIMBLE)
     a, b, c = by_rank(nodes)
@@ -126,9 +126,9 @@ def test_a_paused_rank_0_comes_back_to_another_store(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("step", ["before connect", "after connect", "after hello", "after join", "after placed"])
-def test_a_node_killed_while_joining_holds_nobody_up(stage: Stage, step: str) -> None:
-    server = stage.server()
-    victim, a, b = stage.nodes("victim", "a", "b")
+def test_a_node_killed_while_joining_holds_nobody_up(processes: Processes, step: str) -> None:
+    server = processes.server()
+    victim, a, b = processes.nodes("victim", "a", "b")
     options: dict[str, Any] = {"last_call_timeout": 1.0}
     if step == "after placed":
         for node in (a, b):
@@ -154,9 +154,9 @@ def test_a_node_killed_while_joining_holds_nobody_up(stage: Stage, step: str) ->
     by_rank([a, b], round=1)
 
 
-def test_a_node_killed_in_the_last_call_is_not_in_the_world(stage: Stage) -> None:
-    server = stage.server()
-    a, b, c = stage.nodes("a", "b", "c")
+def test_a_node_killed_in_the_last_call_is_not_in_the_world(processes: Processes) -> None:
+    server = processes.server()
+    a, b, c = processes.nodes("a", "b", "c")
     for node in (a, b, c):
         node.join(server.endpoint, "2:4", last_call_timeout=5.0)
         server.expect("happened")

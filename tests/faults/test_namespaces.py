@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.faults.harness import NIMBLE, ROOT, Stage, by_rank
+from tests.support.node_processes import NIMBLE, ROOT, Processes, by_rank
 
 pytestmark = pytest.mark.root
 
@@ -35,10 +35,10 @@ def namespaces() -> None:
 
 
 @pytest.mark.parametrize("who", ["a node", "the host"])
-def test_a_clock_that_is_twenty_seconds_ahead_costs_nobody_its_place(stage: Stage, who: str) -> None:
-    server = stage.server()
+def test_a_clock_that_is_twenty_seconds_ahead_costs_nobody_its_place(processes: Processes, who: str) -> None:
+    server = processes.server()
     endpoint = server.endpoint
-    a, b, ahead = *stage.nodes("a", "b"), stage.node("ahead", before=AHEAD)
+    a, b, ahead = *processes.nodes("a", "b"), processes.node("ahead", before=AHEAD)
     skew_s = ahead.ask("clock", "clock")["monotonic"] - a.ask("clock", "clock")["monotonic"]
     assert SKEW_S - 5 < skew_s < SKEW_S + 5
     given = dict(NIMBLE)
@@ -69,7 +69,7 @@ def test_a_clock_that_is_twenty_seconds_ahead_costs_nobody_its_place(stage: Stag
 @pytest.mark.parametrize("count", [1000, 4000])
 def test_all_of_very_many_nodes_that_connect_in_one_instant_are_accepted(count: int) -> None:
     ran = subprocess.run(
-        [*ALONE, sys.executable, "-m", "tests.faults.crowd", str(count)],
+        [*ALONE, sys.executable, "-m", "tests.faults.connection_flood", str(count)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
         capture_output=True,

@@ -7,30 +7,30 @@ from pathlib import Path
 import pytest
 
 from rallypoint.net import listen
-from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank, free_port
+from tests.support.node_processes import NIMBLE, Node, Processes, Server, by_rank, free_port
 
 HOLD_S = 7.0
 """Heartbeat time-out and largest pause between two attempts to connect: all who live have spoken by then."""
 
 
-def _world(stage: Stage, server: Server, *names: str, nodes: str = "2:4") -> list[Node]:
-    made = stage.nodes(*names)
+def _world(processes: Processes, server: Server, *names: str, nodes: str = "2:4") -> list[Node]:
+    made = processes.nodes(*names)
     for node in made:
         node.join(server.endpoint, nodes)
     return by_rank(made, round=1)
 
 
-def _restarted(stage: Stage, server: Server, state: Path | None = None) -> Server:
+def _restarted(processes: Processes, server: Server, state: Path | None = None) -> Server:
     server.kill()
-    return stage.server(port=server.port, hold_s=HOLD_S, state=state)
+    return processes.server(port=server.port, hold_s=HOLD_S, state=state)
 
 
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
-def test_a_restarted_server_finds_the_world_as_it_was(stage: Stage, tmp_path: Path, keeps_state: bool) -> None:
+def test_a_restarted_server_finds_the_world_as_it_was(processes: Processes, tmp_path: Path, keeps_state: bool) -> None:
     state = tmp_path / "state" if keeps_state else None
-    server = stage.server(state=state)
-    nodes = _world(stage, server, "a", "b", "c")
-    server = _restarted(stage, server, state)
+    server = processes.server(state=state)
+    nodes = _world(processes, server, "a", "b", "c")
+    server = _restarted(processes, server, state)
     for node in nodes:
         # A question waits for the connection; the answer comes from the server that was restarted.
         node.order("reach")
@@ -50,53 +50,53 @@ def test_a_restarted_server_finds_the_world_as_it_was(stage: Stage, tmp_path: Pa
     assert by_rank([nodes[0], nodes[2]], round=2)[0] is nodes[0]
 
 
-def test_a_node_that_dies_while_the_server_is_away_is_lost_when_it_is_back(stage: Stage) -> None:
-    server = stage.server()
-    a, b, c = _world(stage, server, "a", "b", "c")
+def test_a_node_that_dies_while_the_server_is_away_is_lost_when_it_is_back(processes: Processes) -> None:
+    server = processes.server()
+    a, b, c = _world(processes, server, "a", "b", "c")
     server.kill()
     c.kill()
     assert a.heard("changed") == b.heard("changed") == []
-    stage.server(port=server.port, hold_s=HOLD_S)
+    processes.server(port=server.port, hold_s=HOLD_S)
     for node in (a, b):
         node.changed()
         node.again()
     by_rank([a, b], round=2)
 
 
-def test_a_server_restarted_while_a_world_gathers_goes_on_gathering(stage: Stage) -> None:
-    server = stage.server()
-    a, b, c = stage.nodes("a", "b", "c")
+def test_a_server_restarted_while_a_world_gathers_goes_on_gathering(processes: Processes) -> None:
+    server = processes.server()
+    a, b, c = processes.nodes("a", "b", "c")
     for node in (a, b):
         node.join(server.endpoint, 3)
         server.expect("happened")
-    server = _restarted(stage, server)
+    server = _restarted(processes, server)
     c.join(server.endpoint, 3)
     by_rank([a, b, c], round=1)
 
 
-def test_a_server_restarted_while_members_regroup_goes_on_regrouping(stage: Stage) -> None:
-    server = stage.server()
-    a, b, c = _world(stage, server, "a", "b", "c")
+def test_a_server_restarted_while_members_regroup_goes_on_regrouping(processes: Processes) -> None:
+    server = processes.server()
+    a, b, c = _world(processes, server, "a", "b", "c")
     c.kill()
     for node in (a, b):
         node.changed()
     a.again()
     server.expect("happened", why="a is back")
-    server = _restarted(stage, server)
+    server = _restarted(processes, server)
     b.again()
     assert by_rank([a, b], round=2)[0] is a
 
 
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
 def test_a_run_that_was_closed_stays_closed_when_the_server_is_restarted(
-    stage: Stage, tmp_path: Path, keeps_state: bool
+    processes: Processes, tmp_path: Path, keeps_state: bool
 ) -> None:
     state = tmp_path / "state" if keeps_state else None
-    server = stage.server(state=state)
-    a, b = _world(stage, server, "a", "b", nodes="2")
+    server = processes.server(state=state)
+    a, b = _world(processes, server, "a", "b", nodes="2")
     a.ask("close", "closed")
     assert b.changed()["closed"]
-    server = _restarted(stage, server, state)
+    server = _restarted(processes, server, state)
     for node in (a, b):
         node.ask("reach", "reached")
         node.again()
@@ -105,16 +105,16 @@ def test_a_run_that_was_closed_stays_closed_when_the_server_is_restarted(
 
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["without state", "with state"])
 def test_a_fresh_node_that_reaches_a_restarted_server_first_displaces_nobody(
-    stage: Stage, tmp_path: Path, keeps_state: bool
+    processes: Processes, tmp_path: Path, keeps_state: bool
 ) -> None:
     state = tmp_path / "state" if keeps_state else None
-    server = stage.server(state=state)
-    a, b = _world(stage, server, "a", "b", nodes="2")
-    fresh = stage.node("fresh")
+    server = processes.server(state=state)
+    a, b = _world(processes, server, "a", "b", nodes="2")
+    fresh = processes.node("fresh")
     server.kill()
     for node in (a, b):
         node.pause()
-    server = stage.server(port=server.port, hold_s=HOLD_S, state=state)
+    server = processes.server(port=server.port, hold_s=HOLD_S, state=state)
     fresh.join(server.endpoint, 2)
     server.expect("happened")
     for node in (a, b):
@@ -130,21 +130,21 @@ def test_a_fresh_node_that_reaches_a_restarted_server_first_displaces_nobody(
     assert by_rank([a, fresh], round=2)[0] is a
 
 
-def test_finishing_waits_for_a_server_that_is_away(stage: Stage) -> None:
-    server = stage.server()
-    a, b = _world(stage, server, "a", "b", nodes="2")
+def test_finishing_waits_for_a_server_that_is_away(processes: Processes) -> None:
+    server = processes.server()
+    a, b = _world(processes, server, "a", "b", nodes="2")
     server.kill()
     for node in (a, b):
         node.order("finish")
-    server = stage.server(port=server.port, hold_s=HOLD_S)
+    server = processes.server(port=server.port, hold_s=HOLD_S)
     for node in (a, b):
         assert node.expect("left")["done"]
     assert server.expect("closed")["ending"] == "succeeded"
 
 
-def test_workers_run_on_while_the_server_is_away_until_the_grace_ends(stage: Stage) -> None:
-    server = stage.server()
-    patient, hasty = stage.nodes("patient", "hasty")
+def test_workers_run_on_while_the_server_is_away_until_the_grace_ends(processes: Processes) -> None:
+    server = processes.server()
+    patient, hasty = processes.nodes("patient", "hasty")
     patient.join(server.endpoint, 2)
     hasty.join(server.endpoint, 2, outage_grace=1.0)
     by_rank([patient, hasty])
@@ -155,9 +155,9 @@ def test_workers_run_on_while_the_server_is_away_until_the_grace_ends(stage: Sta
     assert patient.heard("changed") == []
 
 
-def test_the_grace_ends_although_another_job_has_taken_the_servers_place(stage: Stage) -> None:
-    server = stage.server()
-    a, b, stranger = stage.nodes("a", "b", "stranger")
+def test_the_grace_ends_although_another_job_has_taken_the_servers_place(processes: Processes) -> None:
+    server = processes.server()
+    a, b, stranger = processes.nodes("a", "b", "stranger")
     for node in (a, b):
         node.join(server.endpoint, 2, outage_grace=2.0)
     by_rank([a, b])
@@ -173,9 +173,9 @@ def test_the_grace_ends_although_another_job_has_taken_the_servers_place(stage: 
         )
 
 
-def test_a_server_finds_its_nodes_although_another_job_had_its_place_for_a_while(stage: Stage) -> None:
-    server = stage.server()
-    a, b, stranger = stage.nodes("a", "b", "stranger")
+def test_a_server_finds_its_nodes_although_another_job_had_its_place_for_a_while(processes: Processes) -> None:
+    server = processes.server()
+    a, b, stranger = processes.nodes("a", "b", "stranger")
     for node in (a, b):
         node.join(server.endpoint, 2)
     by_rank([a, b])
@@ -185,15 +185,15 @@ def test_a_server_finds_its_nodes_although_another_job_had_its_place_for_a_while
     for node in (a, b):
         node.ask("outage", "outage", seconds=1.0)
     stranger.kill()
-    stage.server(port=server.port, hold_s=HOLD_S)
+    processes.server(port=server.port, hold_s=HOLD_S)
     for node in (a, b):
         assert node.ask("reach", "reached")["state"] == "holds its world"
         assert node.heard("changed") == []
 
 
-def test_another_process_takes_over_when_the_one_that_serves_is_killed(stage: Stage) -> None:
+def test_another_process_takes_over_when_the_one_that_serves_is_killed(processes: Processes) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    host, b, c = stage.nodes("host", "b", "c")
+    host, b, c = processes.nodes("host", "b", "c")
     host.join(endpoint, "2:3", is_host=True, rank=2)
     assert "whoever reaches this port can join the run" in host.expect("stderr")["line"]
     for node in (b, c):
@@ -207,15 +207,15 @@ def test_another_process_takes_over_when_the_one_that_serves_is_killed(stage: St
     assert by_rank([b, c], round=2) == ranked[:2]
     b.kill()
     c.changed()
-    new = stage.node("new")
+    new = processes.node("new")
     new.join(endpoint, "2:3", is_host=None)
     c.again()
     by_rank([c, new], round=3)
 
 
-def test_a_server_that_was_stopped_for_long_loses_nobody(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_a_server_that_was_stopped_for_long_loses_nobody(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "2:3", **NIMBLE)
     ranked = by_rank(nodes)
@@ -239,8 +239,8 @@ def test_a_server_that_was_stopped_for_long_loses_nobody(stage: Stage) -> None:
     assert by_rank(ranked[:2], round=2) == ranked[:2]
 
 
-def test_a_server_that_starts_late_is_waited_for(stage: Stage) -> None:
-    nodes = stage.nodes("a", "b")
+def test_a_server_that_starts_late_is_waited_for(processes: Processes) -> None:
+    nodes = processes.nodes("a", "b")
     with listen("127.0.0.1", 0) as nobody:
         nobody.setblocking(True)
         port = nobody.getsockname()[1]
@@ -249,19 +249,19 @@ def test_a_server_that_starts_late_is_waited_for(stage: Stage) -> None:
         for _ in nodes:
             nobody.accept()[0].close()
     # From now on their attempts are refused, until somebody serves the port.
-    stage.server(port=port)
+    processes.server(port=port)
     by_rank(nodes)
 
 
-def test_two_servers_cannot_share_a_state_file(stage: Stage, tmp_path: Path) -> None:
-    stage.server(state=tmp_path / "state")
+def test_two_servers_cannot_share_a_state_file(processes: Processes, tmp_path: Path) -> None:
+    processes.server(state=tmp_path / "state")
     with pytest.raises(AssertionError, match="is in use by another server"):
-        stage.server(state=tmp_path / "state")
+        processes.server(state=tmp_path / "state")
 
 
-def test_a_node_that_was_paused_distrusts_its_world_though_the_server_is_away(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b", "c")
+def test_a_node_that_was_paused_distrusts_its_world_though_the_server_is_away(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b", "c")
     for node in nodes:
         node.join(server.endpoint, "2:3", heartbeat_timeout=2.0)
     a, b, c = by_rank(nodes)

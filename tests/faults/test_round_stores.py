@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import NIMBLE, Node, Server, Stage, by_rank
-from tests.waiting import until
+from tests.support.node_processes import NIMBLE, Node, Processes, Server, by_rank
+from tests.support.waiting import until
 
 LONG_S = 20.0
 """Far less than the 300 s that a store waits, and far more than a loss takes to be noticed."""
 
 
-def meet(stage: Stage, nodes: str = "2:3", **options: Any) -> tuple[Server, Node, Node, Node]:
+def meet(processes: Processes, nodes: str = "2:3", **options: Any) -> tuple[Server, Node, Node, Node]:
     """Three nodes by rank, and the server that they met at."""
-    server = stage.server()
-    actors = stage.nodes("a", "b", "c")
+    server = processes.server()
+    actors = processes.nodes("a", "b", "c")
     for node in actors:
         node.join(server.endpoint, nodes, **{**NIMBLE, "last_call_timeout": 30.0, **options})
     a, b, c = by_rank(actors)
@@ -33,8 +33,8 @@ def told_that_it_is_over(node: Node, *words: str, round: int = 1) -> None:
         assert word in text, text
 
 
-def test_the_first_use_after_the_loss_of_rank_0_says_who_was_lost(stage: Stage) -> None:
-    _, a, b, c = meet(stage)
+def test_the_first_use_after_the_loss_of_rank_0_says_who_was_lost(processes: Processes) -> None:
+    _, a, b, c = meet(processes)
     a.kill()
     b.changed()
     b.order("get", key="x")
@@ -58,8 +58,8 @@ def test_the_first_use_after_the_loss_of_rank_0_says_who_was_lost(stage: Stage) 
         ("barrier", {"key": "gate", "size": 3}),
     ],
 )
-def test_a_wait_ends_when_rank_0_dies(stage: Stage, how: str, arguments: dict[str, Any]) -> None:
-    _, a, b, c = meet(stage)
+def test_a_wait_ends_when_rank_0_dies(processes: Processes, how: str, arguments: dict[str, Any]) -> None:
+    _, a, b, c = meet(processes)
     c.ask("set", "stored", key="here", value="1")
     assert b.ask("get", "value", key="here")["value"] == "1"
     for node in (b, c):
@@ -71,16 +71,16 @@ def test_a_wait_ends_when_rank_0_dies(stage: Stage, how: str, arguments: dict[st
         told_that_it_is_over(node, "a", "lost", "; join again")
 
 
-def test_a_first_connection_that_nobody_answers_ends_with_the_round(stage: Stage) -> None:
-    server, a, b, _ = meet(stage)
+def test_a_first_connection_that_nobody_answers_ends_with_the_round(processes: Processes) -> None:
+    server, a, b, _ = meet(processes)
     a.pause()  # its port takes connections, and nobody answers on them
     b.order("get", key="x")
     server.expect("lost")
     told_that_it_is_over(b, "a", "lost", "; join again")
 
 
-def test_a_wait_for_another_member_ends_when_that_one_dies(stage: Stage) -> None:
-    _, a, b, c = meet(stage)
+def test_a_wait_for_another_member_ends_when_that_one_dies(processes: Processes) -> None:
+    _, a, b, c = meet(processes)
     assert not a.ask("check", "checked", key="from b")["there"]
     for node in (a, c):
         node.order("get", key="from b")
@@ -89,8 +89,8 @@ def test_a_wait_for_another_member_ends_when_that_one_dies(stage: Stage) -> None
         told_that_it_is_over(node, "b", "lost", "; join again")
 
 
-def test_the_store_of_a_round_that_one_has_left_says_so_and_serves_the_others(stage: Stage) -> None:
-    _, a, b, c = meet(stage, nodes="3")
+def test_the_store_of_a_round_that_one_has_left_says_so_and_serves_the_others(processes: Processes) -> None:
+    _, a, b, c = meet(processes, nodes="3")
     for node in (a, b):
         node.ask("set", "stored", key=node.name, value="here")
     b.ask("finish", "left")
@@ -107,8 +107,8 @@ def test_the_store_of_a_round_that_one_has_left_says_so_and_serves_the_others(st
         told_that_it_is_over(node)
 
 
-def test_the_store_of_the_last_round_says_that_it_is_over(stage: Stage) -> None:
-    _, a, b, c = meet(stage)
+def test_the_store_of_the_last_round_says_that_it_is_over(processes: Processes) -> None:
+    _, a, b, c = meet(processes)
     for node in (a, c):
         node.ask("keep_store", "kept")
     a.ask("set", "stored", key="x", value="1")
@@ -126,8 +126,8 @@ def test_the_store_of_the_last_round_says_that_it_is_over(stage: Stage) -> None:
     assert c.ask("get", "value", key="x")["value"] == "2"
 
 
-def test_a_store_whose_server_lives_speaks_for_itself(stage: Stage) -> None:
-    _, _, b, _ = meet(stage)
+def test_a_store_whose_server_lives_speaks_for_itself(processes: Processes) -> None:
+    _, _, b, _ = meet(processes)
     b.ask("set", "stored", key="text", value="no number")
     began = time.monotonic()
     b.order("add", key="text", amount=1)
@@ -135,8 +135,8 @@ def test_a_store_whose_server_lives_speaks_for_itself(stage: Stage) -> None:
     assert time.monotonic() - began < LONG_S
 
 
-def test_a_closed_run_ends_the_waits_on_its_store(stage: Stage) -> None:
-    _, a, b, c = meet(stage)
+def test_a_closed_run_ends_the_waits_on_its_store(processes: Processes) -> None:
+    _, a, b, c = meet(processes)
     assert not b.ask("check", "checked", key="never")["there"]
     for node in (b, c):
         node.order("get", key="never")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import Node, Stage, by_rank, free_port
-from tests.waiting import PATIENCE_S, until
+from tests.support.node_processes import Node, Processes, by_rank, free_port
+from tests.support.waiting import PATIENCE_S, until
 
 MINUTE: dict[str, Any] = {"heartbeat_interval": 1.0, "heartbeat_timeout": 60.0}
 HOLD_S = 62.0
@@ -48,8 +48,10 @@ def _regroup(nodes: Sequence[Node], **wanted: Any) -> None:
     by_rank(nodes, **wanted)
 
 
-def test_the_survivors_regroup_at_once_also_when_the_next_server_is_killed_too(stage: Stage, endpoint: str) -> None:
-    host, *others = stage.nodes("host", "b", "c", "d")
+def test_the_survivors_regroup_at_once_also_when_the_next_server_is_killed_too(
+    processes: Processes, endpoint: str
+) -> None:
+    host, *others = processes.nodes("host", "b", "c", "d")
     _world(endpoint, host, *others)
     host.kill()
     _regroup(others, round=2)
@@ -58,8 +60,8 @@ def test_the_survivors_regroup_at_once_also_when_the_next_server_is_killed_too(s
     _regroup([node for node in others if node is not second], round=3)
 
 
-def test_the_next_server_may_be_killed_before_a_world_has_formed(stage: Stage, endpoint: str) -> None:
-    host, *others = stage.nodes("host", "b", "c", "d")
+def test_the_next_server_may_be_killed_before_a_world_has_formed(processes: Processes, endpoint: str) -> None:
+    host, *others = processes.nodes("host", "b", "c", "d")
     _world(endpoint, host, *others)
     host.kill()
     second = _one_serves(others)
@@ -72,8 +74,8 @@ def test_the_next_server_may_be_killed_before_a_world_has_formed(stage: Stage, e
     by_rank(left, round=2)
 
 
-def test_every_node_of_the_process_that_served_is_gone_with_it(stage: Stage, endpoint: str) -> None:
-    pair, b, c = stage.nodes("pair", "b", "c")
+def test_every_node_of_the_process_that_served_is_gone_with_it(processes: Processes, endpoint: str) -> None:
+    pair, b, c = processes.nodes("pair", "b", "c")
     pair.join(endpoint, "2:4", is_host=True, **MINUTE)
     _one_serves([pair])
     pair.join_second(endpoint, "2:4", is_host=None, **MINUTE)
@@ -89,8 +91,8 @@ def test_every_node_of_the_process_that_served_is_gone_with_it(stage: Stage, end
     by_rank([b, c], round=2)
 
 
-def test_every_node_of_a_process_that_took_over_is_gone_with_it(stage: Stage, endpoint: str) -> None:
-    host, pair, c, d = stage.nodes("host", "pair", "c", "d")
+def test_every_node_of_a_process_that_took_over_is_gone_with_it(processes: Processes, endpoint: str) -> None:
+    host, pair, c, d = processes.nodes("host", "pair", "c", "d")
     host.join(endpoint, "2:5", is_host=True, **MINUTE)
     _one_serves([host])
     pair.join(endpoint, "2:5", is_host=None, **MINUTE)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tests.faults.harness import NIMBLE, Stage, by_rank
+from tests.support.node_processes import NIMBLE, Processes, by_rank
 
 
-def test_a_standalone_server_that_was_killed_finds_its_port_free(stage: Stage) -> None:
-    server = stage.server()
-    nodes = stage.nodes("a", "b")
+def test_a_standalone_server_that_was_killed_finds_its_port_free(processes: Processes) -> None:
+    server = processes.server()
+    nodes = processes.nodes("a", "b")
     for node in nodes:
         # Left to themselves, nodes on the endpoint's machine may serve it.
         node.join(server.endpoint, 2, **{**NIMBLE, "is_host": None})
     by_rank(nodes, round=1)
     server.kill()
     # Starting an interpreter takes many times longer than a node waits before it tries to connect again.
-    again = stage.server(port=server.port, hold_s=7.0)
+    again = processes.server(port=server.port, hold_s=7.0)
     for node in nodes:
         node.order("reach")
     for node in nodes:

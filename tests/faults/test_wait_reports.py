@@ -19,19 +19,19 @@ from typing import Any
 import pytest
 
 from rallypoint.client.wait_reports import LineReporter, LiveReporter, WaitReport
-from tests.faults.harness import FAST, ROOT, Actor, Server, Stage
-from tests.waiting import until
+from tests.support.node_processes import FAST, ROOT, ControlledProcess, Processes, Server
+from tests.support.waiting import until
 
 HERE = {**FAST, "is_host": False, "node_name": "a"}
 
 
-class Program(Actor):
+class Program(ControlledProcess):
     """A program whose main thread waits."""
 
-    def __init__(self, stage: Stage, do: str, server: Server, nodes: str | int, **options: Any) -> None:
+    def __init__(self, processes: Processes, do: str, server: Server, nodes: str | int, **options: Any) -> None:
         given = {"endpoint": server.endpoint, "run": "run", "nodes": str(nodes), **HERE, **options}
-        super().__init__("tests.faults.interruptible", json.dumps({"do": do, "with": given}))
-        stage.actors.append(self)
+        super().__init__("tests.faults.waiting_program", json.dumps({"do": do, "with": given}))
+        processes.actors.append(self)
 
     def reports(self) -> list[str]:
         """What it has said about its waits, with the numbers of seconds masked."""
@@ -47,20 +47,20 @@ def _masked(line: str) -> str:
     return re.sub(r"\d+(\.\d+)? s\b", "# s", line.rstrip("\n"))
 
 
-def test_it_says_what_is_missing_and_what_has_changed(stage: Stage) -> None:
-    server = stage.server()
-    program = Program(stage, "join", server, 3)
+def test_it_says_what_is_missing_and_what_has_changed(processes: Processes) -> None:
+    server = processes.server()
+    program = Program(processes, "join", server, 3)
     first = (
         "rallypoint: run 'run': waiting for # s, at most # s more: 1 of at least 3 nodes are here (a); 2 more must come"
     )
     program.says(first)
-    stage.node("b").join(server.endpoint, 3)
+    processes.node("b").join(server.endpoint, 3)
     program.says(first, first.replace("1 of", "2 of").replace("(a); 2", "(a, b); 1"))
 
 
-def test_a_number_that_counts_down_is_no_news(stage: Stage) -> None:
-    server = stage.server()
-    program = Program(stage, "wait_for_change", server, "1:2", last_call_timeout=5.0)
+def test_a_number_that_counts_down_is_no_news(processes: Processes) -> None:
+    server = processes.server()
+    program = Program(processes, "wait_for_change", server, "1:2", last_call_timeout=5.0)
     program.expect("placed")
     program.says(
         "rallypoint: run 'run': waiting for # s, at most # s more: 1 of at most 2 nodes are here (a); "
@@ -68,44 +68,46 @@ def test_a_number_that_counts_down_is_no_news(stage: Stage) -> None:
     )
 
 
-def test_the_error_gives_the_same_reason(stage: Stage) -> None:
-    program = Program(stage, "join", stage.server(), 2, join_timeout=3.5)
+def test_the_error_gives_the_same_reason(processes: Processes) -> None:
+    program = Program(processes, "join", processes.server(), 2, join_timeout=3.5)
     program.process.wait(30)
     until(lambda: "RendezvousTimeoutError" in "".join(program.errors), "it says why it ends")
     (report,) = program.reports()
     assert program.errors[-1].rstrip().endswith(report.partition("more: ")[2])
 
 
-def test_quiet_says_nothing(stage: Stage) -> None:
-    program = Program(stage, "join", stage.server(), 2, join_timeout=3.5, quiet=True)
+def test_quiet_says_nothing(processes: Processes) -> None:
+    program = Program(processes, "join", processes.server(), 2, join_timeout=3.5, quiet=True)
     program.process.wait(30)
     until(lambda: "RendezvousTimeoutError" in "".join(program.errors), "it says why it ends")
     assert program.reports() == []
 
 
-def test_a_program_that_logs_has_it_in_its_log(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_logs_has_it_in_its_log(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("LOG_FILE", str(log))
-    program = Program(stage, "join_and_log", stage.server(), 2)
+    program = Program(processes, "join_and_log", processes.server(), 2)
     wanted = "rallypoint run 'run': waiting: 1 of at least 2 nodes are here (a); 1 more must come\n"
     until(lambda: log.exists() and wanted in log.read_text(), "it is in the log")
     assert program.errors == []
 
 
-def test_a_wait_for_the_next_world_is_one_too(stage: Stage) -> None:
-    server = stage.server()
-    program = Program(stage, "join_again", server, 2)
-    other = stage.node("b")
+def test_a_wait_for_the_next_world_is_one_too(processes: Processes) -> None:
+    server = processes.server()
+    program = Program(processes, "join_again", server, 2)
+    other = processes.node("b")
     other.join(server.endpoint, 2)
     other.placed()
     other.kill()
     until(lambda: any("1 must be replaced" in line for line in program.reports()), "it says whom it waits for")
 
 
-def test_a_process_that_stays_for_the_others_says_so(stage: Stage) -> None:
-    server = stage.server()
-    program = Program(stage, "finish", server, 2, rank=0)
-    other = stage.node("b")
+def test_a_process_that_stays_for_the_others_says_so(processes: Processes) -> None:
+    server = processes.server()
+    program = Program(processes, "finish", server, 2, rank=0)
+    other = processes.node("b")
     other.join(server.endpoint, 2, rank=1)
     other.placed()
     wanted = (
@@ -117,12 +119,12 @@ def test_a_process_that_stays_for_the_others_says_so(stage: Stage) -> None:
     assert program.process.wait(30) == 0
 
 
-def test_a_spare_says_so_and_when_it_is_promoted(stage: Stage) -> None:
-    server = stage.server()
-    member = stage.node("b")
+def test_a_spare_says_so_and_when_it_is_promoted(processes: Processes) -> None:
+    server = processes.server()
+    member = processes.node("b")
     member.join(server.endpoint, 1)
     member.placed()
-    program = Program(stage, "wait_for_change", server, 1)
+    program = Program(processes, "wait_for_change", server, 1)
     spare = "rallypoint: run 'run': waiting for # s: round 1 runs with 1 of at most 1 nodes: standing by as a spare"
     program.says(spare)
     member.kill()
@@ -136,7 +138,7 @@ def _on_a_terminal(server: Server, do: str, nodes: int) -> Iterator[tuple[subpro
     here, there = pty.openpty()
     given = {"endpoint": server.endpoint, "run": "run", "nodes": str(nodes), **HERE}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.interruptible", json.dumps({"do": do, "with": given})],
+        [sys.executable, "-m", "tests.faults.waiting_program", json.dumps({"do": do, "with": given})],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "TERM": "xterm"},
         stdout=subprocess.PIPE,
@@ -166,11 +168,11 @@ def _on_a_terminal(server: Server, do: str, nodes: int) -> Iterator[tuple[subpro
         process.stdout.close()
 
 
-def test_on_a_terminal_one_line_is_written_over_and_erased(stage: Stage) -> None:
-    server = stage.server()
+def test_on_a_terminal_one_line_is_written_over_and_erased(processes: Processes) -> None:
+    server = processes.server()
     with _on_a_terminal(server, "join_for_a_while", 2) as (process, shown):
         until(lambda: "".join(shown).count("\x1b[K") >= 2, "the line is written over")
-        stage.node("b").join(server.endpoint, 2)
+        processes.node("b").join(server.endpoint, 2)
         assert process.stdout is not None
         assert "placed" in process.stdout.readline()
         until(lambda: "".join(shown).endswith("\r\x1b[K"), "it is erased in the end")
@@ -180,8 +182,8 @@ def test_on_a_terminal_one_line_is_written_over_and_erased(stage: Stage) -> None
         )
 
 
-def test_on_a_terminal_an_interrupted_wait_erases_its_line(stage: Stage) -> None:
-    with _on_a_terminal(stage.server(), "join", 2) as (process, shown):
+def test_on_a_terminal_an_interrupted_wait_erases_its_line(processes: Processes) -> None:
+    with _on_a_terminal(processes.server(), "join", 2) as (process, shown):
         until(lambda: "\x1b[K" in "".join(shown), "the line is there")
         process.send_signal(signal.SIGINT)
         process.wait(30)

@@ -7,23 +7,23 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.interop.remote import Performer, performer
-from tests.stores.conftest import crew
-from tests.stores.kinds import start_server
+from tests.support.remote_stores import StoreProcess, store_process
+from tests.support.store_kinds import start_server
+from tests.support.store_threads import threads
 
-__all__ = ["crew"]
+__all__ = ["threads"]
 
 
 @pytest.fixture
-def host() -> Performer:
+def host() -> StoreProcess:
     """Where servers of torch's live."""
-    return performer("host")
+    return store_process("host")
 
 
 @pytest.fixture
-def guest() -> Performer:
+def guest() -> StoreProcess:
     """Where clients of torch's live."""
-    return performer("guest")
+    return store_process("guest")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def our_port(stack: ExitStack) -> int:
 
 
 @pytest.fixture
-def their_port(stack: ExitStack, host: Performer) -> int:
+def their_port(stack: ExitStack, host: StoreProcess) -> int:
     """The port of a server of torch's."""
     master = host.open_master()
     stack.callback(master.close)

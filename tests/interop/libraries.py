@@ -11,7 +11,7 @@ from typing import Any
 
 from rallypoint.client.admin_client import AdminClient
 from rallypoint.record import decode
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 # Beats of a second that may be missed where a machine that stalls must not make anybody a lost node.
 STALLS = 60

@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import PrefixStore, QueueEmptyError, StoreError, StoreServer, StoreTimeoutError, TcpStore, listen
-from tests.interop.remote import Performer, RemoteStore, start_process
-from tests.stores.conftest import Crew, result
-from tests.stores.kinds import BRIEFLY, SOON, SOON_S
 from tests.stores.test_contract import exceed
-from tests.waiting import until
+from tests.support.remote_stores import RemoteStore, StoreProcess, start_process
+from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
+from tests.support.store_threads import Threads, result
+from tests.support.waiting import until
 
 BRIEFLY_S = BRIEFLY.total_seconds()
 
 
 @pytest.fixture
-def torch_on_torch(guest: Performer, their_port: int, stack: ExitStack) -> RemoteStore:
+def torch_on_torch(guest: StoreProcess, their_port: int, stack: ExitStack) -> RemoteStore:
     store = guest.open_tcp(their_port)
     stack.callback(store.close)
     return store
 
 
 @pytest.fixture
-def torch_on_ours(guest: Performer, our_port: int, stack: ExitStack) -> RemoteStore:
+def torch_on_ours(guest: StoreProcess, our_port: int, stack: ExitStack) -> RemoteStore:
     store = guest.open_tcp(our_port)
     stack.callback(store.close)
     return store
@@ -69,11 +69,11 @@ def test_a_sum_beyond_64_bits_wraps_at_torch_and_is_refused_by_ours(
 
 
 def test_a_write_to_a_barrier_opens_it_at_torch_and_not_at_ours(
-    ours_on_torch: TcpStore, ours_on_ours: TcpStore, crew: Crew
+    ours_on_torch: TcpStore, ours_on_ours: TcpStore, threads: Threads
 ) -> None:
     at_torch, at_ours = ours_on_torch.clone(), ours_on_ours.clone()
-    opened = crew.start(at_torch.barrier, "b", 2)
-    shut = crew.start(at_ours.barrier, "b", 2)
+    opened = threads.start(at_torch.barrier, "b", 2)
+    shut = threads.start(at_ours.barrier, "b", 2)
     for store in (ours_on_torch, ours_on_ours):
         # Asked, not waited for: torch's server does not tell those who wait for the key already that somebody arrived.
         until(lambda store=store: store.check(["b"]), "somebody stands at the barrier")  # type: ignore[misc]
@@ -107,10 +107,10 @@ def test_an_addition_to_text_ends_the_connection_on_both_and_ours_says_why(
 
 
 def test_a_comparison_that_fails_wakes_who_waits_at_torch_only(
-    ours_on_torch: TcpStore, ours_on_ours: TcpStore, torch_on_torch: RemoteStore, crew: Crew
+    ours_on_torch: TcpStore, ours_on_ours: TcpStore, torch_on_torch: RemoteStore, threads: Threads
 ) -> None:
     for store, woken in ((torch_on_torch, True), (ours_on_torch, True), (ours_on_ours, False)):
-        waiting = crew.start(store.clone().wait, ["k"], SOON)
+        waiting = threads.start(store.clone().wait, ["k"], SOON)
         assert still_waiting(waiting)
         assert store.compare_set("k", "other", "v") == b"other"
         assert not store.check(["k"])
@@ -121,14 +121,14 @@ def test_a_comparison_that_fails_wakes_who_waits_at_torch_only(
 
 
 def test_an_entry_that_wakes_who_only_looks_is_lost_on_who_pops_at_torch_only(
-    torch_on_torch: RemoteStore, torch_on_ours: RemoteStore, crew: Crew
+    torch_on_torch: RemoteStore, torch_on_ours: RemoteStore, threads: Threads
 ) -> None:
     for store, found in ((torch_on_torch, False), (torch_on_ours, True)):
         looking, popping = store.clone(), store.clone()
         popping.set_timeout(timedelta(seconds=1))
-        waiting = crew.start(looking.wait, ["q"])
+        waiting = threads.start(looking.wait, ["q"])
         assert still_waiting(waiting)
-        popped = crew.start(popping.queue_pop, "q")
+        popped = threads.start(popping.queue_pop, "q")
         assert still_waiting(popped)
         store.queue_push("q", "entry")
         result(waiting)
@@ -156,12 +156,12 @@ def test_who_introduces_itself_wrongly_is_left_standing_by_torch(our_port: int, 
 
 
 def test_a_pop_beside_a_value_ends_at_once_with_torch_and_waits_with_ours(
-    torch_on_torch: RemoteStore, ours_on_torch: TcpStore, crew: Crew
+    torch_on_torch: RemoteStore, ours_on_torch: TcpStore, threads: Threads
 ) -> None:
     torch_on_torch.set("k", "value")
     with pytest.raises(QueueEmptyError):
         torch_on_torch.queue_pop("k")
-    popping = crew.start(ours_on_torch.clone().queue_pop, "k")
+    popping = threads.start(ours_on_torch.clone().queue_pop, "k")
     assert still_waiting(popping)
     ours_on_torch.queue_push("k", "entry")
     assert result(popping) == b"entry"
@@ -220,7 +220,7 @@ def test_keys_that_are_no_text_cannot_be_listed_by_torch(torch_on_torch: RemoteS
         torch_on_torch.list_keys()
 
 
-def test_an_addition_wakes_nobody_in_the_hash_store_of_torch(guest: Performer, stack: ExitStack) -> None:
+def test_an_addition_wakes_nobody_in_the_hash_store_of_torch(guest: StoreProcess, stack: ExitStack) -> None:
     store = guest.open("open_hash")
     stack.callback(store.close)
     waiting = store.begin("wait", ["n"], SOON)

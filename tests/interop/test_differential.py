@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.etcd.servers import shared
 from tests.interop.differential import COMPONENTS, Servers, histories
-from tests.interop.remote import start_process
+from tests.support.etcd_servers import shared
+from tests.support.remote_stores import start_process
 
 PROCESSES = 4
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.faults.harness import free_port
 from tests.interop.libraries import STALLS, Library, Meeting
-from tests.waiting import PATIENCE_S, until
+from tests.support.node_processes import free_port
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(params=["torch", "rallypoint"])

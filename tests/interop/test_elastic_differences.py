@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.etcd.servers import shared
-from tests.faults.harness import free_port
 from tests.interop.differences import DIFFERENCES, END, START, table
 from tests.interop.libraries import STALLS, Library, Meeting
-from tests.waiting import PATIENCE_S, until
+from tests.support.etcd_servers import shared
+from tests.support.node_processes import free_port
+from tests.support.waiting import PATIENCE_S, until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 SHOWN: set[str] = set()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rallypoint.stores import TcpStore
-from tests.stores.histories import check_history, play
-from tests.stores.kinds import SOON
+from tests.support.store_histories import call_at_random, check_history
+from tests.support.store_kinds import SOON
 
 
-def record(kind: str, port: int, seed: int, players: int, pipe: Connection) -> None:
+def record(kind: str, port: int, seed: int, callers: int, pipe: Connection) -> None:
     """One process, with a client of either kind."""
     store: Any
     if kind == "torch":
@@ -21,7 +21,7 @@ def record(kind: str, port: int, seed: int, players: int, pipe: Connection) -> N
         store = dist.TCPStore("127.0.0.1", port, timeout=SOON)
     else:
         store = TcpStore("127.0.0.1", port, timeout=SOON)
-    play(store, seed, players, pipe)
+    call_at_random(store, seed, callers, pipe)
 
 
 MIXED = ("ours", "torch") * 3

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis.stateful import rule
 
 from rallypoint.stores import Store
-from tests.interop.kinds import TORCH_KINDS
-from tests.stores.kinds import SOON
 from tests.stores.test_model import KEYS, Histories
+from tests.support.store_kinds import SOON
+from tests.support.torch_store_kinds import TORCH_KINDS
 
 
 class _Mixed(Histories):

@@ -18,10 +18,10 @@ from typing import Any
 import etcd
 import pytest
 
-from tests.etcd.servers import shared
 from tests.interop.libraries import Library
 from tests.interop.names import END, MODULES, REASONS, START, found, table
-from tests.waiting import PATIENCE_S, until
+from tests.support.etcd_servers import shared
+from tests.support.waiting import PATIENCE_S, until
 
 # torch's thread that keeps a run's directory alive ends with an error: it prolongs it as if it were a key.
 pytestmark = pytest.mark.filterwarnings(

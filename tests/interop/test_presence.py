@@ -18,7 +18,7 @@ import rallypoint
 from rallypoint import elastic, events
 from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from rallypoint.elastic.dynamic_rendezvous import create_handler
-from tests.faults.harness import free_port
+from tests.support.node_processes import free_port
 
 SOON = {"join_timeout": 0.2, "last_call_timeout": 1}
 

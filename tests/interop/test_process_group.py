@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 import pytest
 
 from rallypoint.stores import TcpStore
-from tests.interop.remote import start_process
-from tests.stores.kinds import SOON, SOON_S
+from tests.support.remote_stores import start_process
+from tests.support.store_kinds import SOON, SOON_S
 
 
 def all_reduce(rank: int, world_size: int, pipe: Connection) -> None:

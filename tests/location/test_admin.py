@@ -16,7 +16,7 @@ from rallypoint.messages.types import Ending, RecordedWorld, rank_bitmap
 from rallypoint.protocol import PAGE_SIZE, Status
 from rallypoint.record import Record, RecordedEnding, encode
 from rallypoint.report import RunLine
-from tests.location.elected_service import (
+from tests.support.elected_service import (
     SECRET,
     a_claim,
     a_record,

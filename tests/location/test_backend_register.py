@@ -13,7 +13,7 @@ from rallypoint.location.register import RegisterRefusedError
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.messages.types import Bounds
 from rallypoint.record import Claim, Record, encode
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
 
 class Backend:

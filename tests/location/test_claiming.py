@@ -10,7 +10,7 @@ from rallypoint.core.model import EndedIncarnation
 from rallypoint.location.claiming import Claimant, claim_record, delay_s, unmet_s
 from rallypoint.messages.types import Bounds, Ending, RecordedWorld, Settings, rank_bitmap
 from rallypoint.record import Record, RecordedEnding
-from tests.location.support import WORLD, a_claim, a_record
+from tests.location.sans_io_drivers import WORLD, a_claim, a_record
 
 OTHER = Settings(last_call_s=7.0)
 OFFER = a_claim("c9", secret="mine")

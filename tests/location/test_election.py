@@ -11,7 +11,7 @@ from rallypoint.core.model import EndedIncarnation, Phase, Predecessor
 from rallypoint.location.actions import Bind, Connect, Ended, ReadRecord, Serve, Stop, Unbind, WriteRecord
 from rallypoint.messages.types import Ending, RecordedWorld, rank_bitmap
 from rallypoint.record import Claim, Record, RecordedEnding, decode
-from tests.location.support import REST_S, SETTINGS, START, WORLD, Process, ScriptedRegister, a_claim, a_record
+from tests.location.sans_io_drivers import REST_S, SETTINGS, START, WORLD, Process, ScriptedRegister, a_claim, a_record
 
 POLL_S = SETTINGS.heartbeat_interval_s / 2
 MEMBER: dict[str, Any] = {"incarnation": "r1", "round": 4, "seal_id": "s4", "ranks": (0,)}

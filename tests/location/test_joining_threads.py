@@ -24,8 +24,8 @@ from rallypoint.errors import RendezvousError
 from rallypoint.location.fixed import FixedLocator
 from rallypoint.location.member import LocatedMember
 from rallypoint.messages.types import Bounds, Settings
-from tests.faults.harness import free_port
-from tests.waiting import PATIENCE_S, until
+from tests.support.node_processes import free_port
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from rallypoint.record import of
 from rallypoint.server.effects import ToRecord
 from rallypoint.server.run_state import Output, RunState
 from rallypoint.server.runs import AppliedInput, Change, HostedRuns, RunInput
-from tests.location.support import SETTINGS, START, Server, state_of
+from tests.location.sans_io_drivers import SETTINGS, START, Server, state_of
 
 NONE, FINISH, SEAL = Durability.NONE, Durability.FINISH, Durability.SEAL_OR_CLOSE
 TWO = Bounds(2, 2)

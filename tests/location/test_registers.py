@@ -24,8 +24,8 @@ from rallypoint.record import Record, encode
 from rallypoint.stores import FileStore
 from rallypoint.stores.documents import ETCD_V2_FOLDER
 from simulation.memory_register import MemoryRegister
-from tests.etcd.servers import running
-from tests.waiting import PATIENCE_S
+from tests.support.etcd_servers import running
+from tests.support.waiting import PATIENCE_S
 
 _runs = itertools.count(1)
 

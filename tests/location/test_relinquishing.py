@@ -14,9 +14,9 @@ from rallypoint.location.held_claim import OTHERS_FIRST_S
 from rallypoint.messages.notices import Broken, KeepWaiting
 from rallypoint.messages.types import Bounds
 from rallypoint.record import Record
-from tests.core.stage import Stage
-from tests.location.support import REST_S, SETTINGS, Process, ScriptedRegister, Server, elected, state_of
+from tests.location.sans_io_drivers import REST_S, SETTINGS, Process, ScriptedRegister, Server, elected, state_of
 from tests.location.test_serving import a_server_with_a_world, successor_of
+from tests.support.run_driver import RunDriver
 
 TIMEOUT_S = SETTINGS.heartbeat_timeout_s
 OTHERS_S = SETTINGS.reconnect_backoff_s + OTHERS_FIRST_S
@@ -138,27 +138,27 @@ def test_who_waits_is_told_what_for() -> None:
 # Its claim ------------------------------------------------------------------------------------------------------------
 
 
-def relinquished(*, leases: bool = False) -> tuple[Process, Stage, Record]:
+def relinquished(*, leases: bool = False) -> tuple[Process, RunDriver, Record]:
     """A server that has just removed its claim for the sake of others; the record before that."""
     register = ScriptedRegister()
-    process, stage = a_server_with_a_world() if not leases else _with_leases(register)
+    process, driver = a_server_with_a_world() if not leases else _with_leases(register)
     before = process.register.record
-    process.serving.relinquish(stage.run, process.now)
+    process.serving.relinquish(driver.run, process.now)
     process.tick()
     process.answer(WriteRecord)
-    return process, stage, before
+    return process, driver, before
 
 
-def _with_leases(register: ScriptedRegister) -> tuple[Process, Stage]:
+def _with_leases(register: ScriptedRegister) -> tuple[Process, RunDriver]:
     register.claim_lives = True
     process, run = elected(register)
-    stage = Stage(2, 3, run=run)
-    stage.join("a", "b", "c")
-    process.serving.want(stage.run, (0,))
+    driver = RunDriver(2, 3, run=run)
+    driver.join("a", "b", "c")
+    process.serving.want(driver.run, (0,))
     process.tick()
     process.settle()
     process.forget()
-    return process, stage
+    return process, driver
 
 
 @pytest.mark.parametrize("leases", [False, True])
@@ -213,8 +213,8 @@ def test_a_server_that_another_one_follows_at_that_very_moment_is_deposed() -> N
 
 def test_a_removal_whose_answer_was_lost_is_looked_up() -> None:
     """Rule 17c: and the others have their time from then on."""
-    process, stage = a_server_with_a_world()
-    process.serving.relinquish(stage.run, process.now)
+    process, driver = a_server_with_a_world()
+    process.serving.relinquish(driver.run, process.now)
     process.tick()
     process.lose_answer(applied=True)
     process.wait(OTHERS_S)
@@ -225,8 +225,8 @@ def test_a_removal_whose_answer_was_lost_is_looked_up() -> None:
 
 def test_a_claim_that_still_stands_lets_nobody_go_on_while_it_is_to_be_removed() -> None:
     """Rule 17e: the register did not answer, and then shows the claim."""
-    process, stage = a_server_with_a_world()
-    process.serving.relinquish(stage.run, process.now)
+    process, driver = a_server_with_a_world()
+    process.serving.relinquish(driver.run, process.now)
     process.tick()
     process.lose_answer(applied=False)
     process.now += 0.1
@@ -239,9 +239,9 @@ def test_a_claim_that_still_stands_lets_nobody_go_on_while_it_is_to_be_removed()
 
 def test_a_world_that_is_broken_is_said_to_be() -> None:
     """Rule 17g: with who is gone from it."""
-    process, stage = a_server_with_a_world()
-    stage.lose("b")
-    process.serving.relinquish(stage.run, process.now)
+    process, driver = a_server_with_a_world()
+    driver.lose("b")
+    process.serving.relinquish(driver.run, process.now)
     process.tick()
     process.answer(WriteRecord)
     world = process.register.record.world
@@ -251,8 +251,8 @@ def test_a_world_that_is_broken_is_said_to_be() -> None:
 
 def test_a_process_that_leaves_while_others_may_claim_claims_nothing() -> None:
     """Rule 17g."""
-    process, stage, _ = relinquished()
-    process.leave(stage.run)
+    process, driver, _ = relinquished()
+    process.leave(driver.run)
     process.settle()
     assert process.only(Stop).handed_over
     assert process.register.record.claim is None

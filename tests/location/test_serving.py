@@ -21,8 +21,8 @@ from rallypoint.location.actions import (
 )
 from rallypoint.messages.types import Ending, Reason, rank_bitmap
 from rallypoint.record import Record
-from tests.core.stage import Stage
-from tests.location.support import REST_S, START, WORLD, Process, ScriptedRegister, a_claim, a_record, elected
+from tests.location.sans_io_drivers import REST_S, START, WORLD, Process, ScriptedRegister, a_claim, a_record, elected
+from tests.support.run_driver import RunDriver
 
 FIRST_RETRY_S = 0.05
 
@@ -35,12 +35,12 @@ def a_server(record: Record | None = None, **candidate: Any) -> tuple[Process, R
     return elected(register, **candidate)
 
 
-def sealed(run: Run) -> Stage:
+def sealed(run: Run) -> RunDriver:
     """The run with a world of three, which is to be recorded."""
-    stage = Stage(2, 3, run=run)
-    stage.join("a", "b", "c")
-    assert stage.run.world is not None
-    return stage
+    driver = RunDriver(2, 3, run=run)
+    driver.join("a", "b", "c")
+    assert driver.run.world is not None
+    return driver
 
 
 def wants(process: Process, run: Run, *ranks: int) -> WriteRecord:
@@ -51,14 +51,14 @@ def wants(process: Process, run: Run, *ranks: int) -> WriteRecord:
     return process.call
 
 
-def a_server_with_a_world(**candidate: Any) -> tuple[Process, Stage]:
+def a_server_with_a_world(**candidate: Any) -> tuple[Process, RunDriver]:
     """A server whose run has a recorded world of three."""
     process, run = a_server(**candidate)
-    stage = sealed(run)
-    wants(process, stage.run, 0)
+    driver = sealed(run)
+    wants(process, driver.run, 0)
     process.answer()
     process.forget()
-    return process, stage
+    return process, driver
 
 
 def successor_of(record: Record, claim_id: str = "c2", **fields: Any) -> Record:
@@ -75,8 +75,8 @@ def test_what_a_server_wants_to_be_recorded_is_written_before_it_may_be_told() -
     process, run = a_server()
     before = process.register.read()
     assert before is not None
-    stage = sealed(run)
-    write = wants(process, stage.run, 0, 2)
+    driver = sealed(run)
+    write = wants(process, driver.run, 0, 2)
     assert write.token == before.token
     assert process.told == []
     process.answer()
@@ -102,8 +102,8 @@ def test_a_write_whose_answer_was_lost_is_looked_up_by_its_id() -> None:
 def test_a_write_that_never_arrived_is_written_again() -> None:
     """Rule 17c."""
     process, run = a_server()
-    stage = sealed(run)
-    write = wants(process, stage.run)
+    driver = sealed(run)
+    write = wants(process, driver.run)
     process.lose_answer(applied=False)
     process.now += FIRST_RETRY_S
     process.tick()
@@ -135,11 +135,11 @@ def test_an_earlier_attempt_that_arrived_late_is_recognised() -> None:
 def test_what_is_wanted_meanwhile_is_not_taken_for_recorded() -> None:
     """Rule 17c: a world that was not itself written is never told."""
     process, run = a_server()
-    stage = sealed(run)
-    wants(process, stage.run)
+    driver = sealed(run)
+    wants(process, driver.run)
     process.lose_answer(applied=True)
-    stage.finish("a")
-    process.serving.want(stage.run, ())
+    driver.finish("a")
+    process.serving.want(driver.run, ())
     process.now += FIRST_RETRY_S
     process.tick()
     process.answer(ReadRecord)
@@ -232,10 +232,10 @@ def test_a_server_is_deposed_by_an_epoch_above_its_own() -> None:
 
 def test_a_deposed_server_learns_so_by_its_next_write_at_the_latest() -> None:
     """Rule 17d: that write fails, and what was wanted is never told."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     process.register.put(successor_of(process.register.record))
-    stage.finish("a")
-    wants(process, stage.run)
+    driver.finish("a")
+    wants(process, driver.run)
     process.answer(WriteRecord)
     process.answer(ReadRecord)
     assert [type(action) for action in process.told] == [Stop]
@@ -324,10 +324,10 @@ def test_a_server_claims_again_where_the_register_shows_a_lower_epoch_or_its_own
 
 def test_a_record_that_was_written_anew_as_it_was_is_its_own_still() -> None:
     """Rule 17d: only its token is another."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     process.register.touch()
-    stage.finish("a")
-    wants(process, stage.run)
+    driver.finish("a")
+    wants(process, driver.run)
     process.answer(WriteRecord)
     process.answer(ReadRecord)
     process.answer(WriteRecord)
@@ -405,10 +405,10 @@ def test_to_claim_again_after_a_stale_read_fails_by_the_token() -> None:
 
 def test_what_was_wanted_is_recorded_after_the_server_has_claimed_again() -> None:
     """Rule 17d: it keeps its nodes and its memory."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     process.register.empty()
-    stage.finish("b")
-    wants(process, stage.run)
+    driver.finish("b")
+    wants(process, driver.run)
     process.settle()
     assert process.told == [ClaimedAgain(2), Recorded()]
     world = process.register.record.world
@@ -552,9 +552,9 @@ def leaves(process: Process, run: Run | None) -> Record:
 
 def test_a_server_hands_over_with_one_guarded_write_and_writes_nothing_after_it() -> None:
     """Rule 17g: the epoch and the world stay, and the claim goes."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     before = process.register.record
-    after = leaves(process, stage.run)
+    after = leaves(process, driver.run)
     assert after == msgspec.structs.replace(before, claim=None, write_id=after.write_id)
     assert after.write_id != before.write_id
     process.forget()
@@ -567,20 +567,20 @@ def test_a_server_hands_over_with_one_guarded_write_and_writes_nothing_after_it(
 
 def test_one_write_removes_the_claim_and_marks_the_world_broken_and_the_ranks_that_are_gone() -> None:
     """Rule 17g: a server whose node withdraws hands over at once."""
-    process, stage = a_server_with_a_world()
-    stage.leave("a", Reason.WITHDREW)
-    stage.join_again("b")
-    world = leaves(process, stage.run).world
+    process, driver = a_server_with_a_world()
+    driver.leave("a", Reason.WITHDREW)
+    driver.join_again("b")
+    world = leaves(process, driver.run).world
     assert world is not None
     assert (world.broken, world.gone) == (True, rank_bitmap([0]))
 
 
 def test_a_rank_that_finished_is_marked_before_its_server_hands_over() -> None:
     """Rule 17g: it is recorded first, and the world is not broken by it."""
-    process, stage = a_server_with_a_world()
-    stage.finish("a")
-    process.serving.want(stage.run, ())
-    process.leave(stage.run)
+    process, driver = a_server_with_a_world()
+    driver.finish("a")
+    process.serving.want(driver.run, ())
+    process.leave(driver.run)
     process.answer(WriteRecord)
     assert process.told == [Recorded()]
     process.answer(WriteRecord)
@@ -593,26 +593,26 @@ def test_a_rank_that_finished_is_marked_before_its_server_hands_over() -> None:
 def test_a_world_that_was_never_recorded_is_not_recorded_by_a_handover() -> None:
     """Rule 17c: only what is recorded counts."""
     process, run = a_server()
-    stage = sealed(run)
-    stage.lose("a")
-    assert leaves(process, stage.run).world is None
+    driver = sealed(run)
+    driver.lose("a")
+    assert leaves(process, driver.run).world is None
 
 
 def test_a_break_of_another_world_than_the_recorded_one_is_not_recorded_by_a_handover() -> None:
     """Rule 17c."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     recorded = process.register.record.world
-    stage.lose("a")
-    stage.join_again("b", "c")
-    stage.lose("b")
-    assert leaves(process, stage.run).world == recorded
+    driver.lose("a")
+    driver.join_again("b", "c")
+    driver.lose("b")
+    assert leaves(process, driver.run).world == recorded
 
 
 def test_a_handover_does_not_remove_the_claim_of_a_successor() -> None:
     """Rule 17g: an unguarded removal would."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     process.register.put(successor_of(process.register.record))
-    process.leave(stage.run)
+    process.leave(driver.run)
     process.answer(WriteRecord)
     process.answer(ReadRecord)
     assert process.only(Stop).handed_over
@@ -624,8 +624,8 @@ def test_a_handover_does_not_remove_the_claim_of_a_successor() -> None:
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_handover_whose_answer_was_lost_is_looked_up(applied: bool) -> None:
     """Rule 17g."""
-    process, stage = a_server_with_a_world()
-    process.leave(stage.run)
+    process, driver = a_server_with_a_world()
+    process.leave(driver.run)
     process.lose_answer(applied=applied)
     assert process.told == []
     process.wait(FIRST_RETRY_S)
@@ -635,9 +635,9 @@ def test_a_handover_whose_answer_was_lost_is_looked_up(applied: bool) -> None:
 
 def test_a_server_that_leaves_an_emptied_register_claims_nothing_again() -> None:
     """Rule 17g: the register names it no longer."""
-    process, stage = a_server_with_a_world()
+    process, driver = a_server_with_a_world()
     process.register.empty()
-    process.leave(stage.run)
+    process.leave(driver.run)
     process.answer(WriteRecord)
     process.answer(ReadRecord)
     assert process.only(Stop).handed_over

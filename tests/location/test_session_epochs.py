@@ -13,7 +13,7 @@ from rallypoint.client.view import State
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.requests import CloseAsked, Left
 from rallypoint.messages.types import Bounds, Reason
-from tests.location.support import Server, is_heard
+from tests.location.sans_io_drivers import Server, is_heard
 
 
 def hello_of(data: bytes) -> protocol.Hello:

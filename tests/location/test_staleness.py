@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.location.claiming import SeenClaim, seen
-from tests.location.support import a_claim, a_record
+from tests.location.sans_io_drivers import a_claim, a_record
 
 REST_S = 6.0
 

@@ -1,7 +1,7 @@
 """What tests/conftest.py promises to every test: shown by running pytest on a small suite that uses it."""
 
 import os
-import shutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+SHARED = (
+    *(
+        "pyproject.toml",
+        "tests/__init__.py",
+        "tests/conftest.py",
+        "tests/project/__init__.py",
+        "tests/project/pains.py",
+    ),
+    *(f"tests/support/{name}.py" for name in ("__init__", "account", "markers", "order")),
+)
 Pytest = Callable[..., str]
 
 
@@ -19,15 +29,11 @@ def run_pytest(tmp_path: Path) -> Pytest:
     """Run pytest with the project's conftest and settings on files that are given as path=text."""
 
     def run(files: dict[str, str], *arguments: str, failing: bool = False) -> str:
-        for name in (
-            "pyproject.toml",
-            *(f"tests/{name}.py" for name in ("__init__", "conftest", "needs", "project/__init__")),
-        ):
+        for name in SHARED:
             files = {name: (ROOT / name).read_text(encoding="utf-8"), **files}
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text, encoding="utf-8")
-        shutil.copy(ROOT / "tests" / "project" / "pains.py", tmp_path / "tests" / "project")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
         run = subprocess.run(
             [sys.executable, "-m", "pytest", *arguments],
@@ -94,6 +100,12 @@ def test_golden_files_are_rewritten_only_when_asked_for(
     run_pytest(suite, "tests/core", *arguments)
 
 
+def test_a_test_hands_in_a_section_of_the_summary(run_pytest: Pytest) -> None:
+    test = "def test_it(record_property): record_property('section of the summary', 'schedules\\n10000 passed')\n"
+    output = run_pytest({"tests/core/__init__.py": "", "tests/core/test_a.py": test})
+    assert re.search(r"=+ schedules =+\n10000 passed\n", output)
+
+
 def test_soaks_can_be_left_out(run_pytest: Pytest) -> None:
     soak = "import pytest\n@pytest.mark.soak\ndef test_long(): ...\ndef test_short(): ...\n"
     suite = {"tests/core/__init__.py": "", "tests/core/test_a.py": soak}
@@ -108,16 +120,16 @@ def test_a_test_is_marked_by_what_it_needs(run_pytest: Pytest) -> None:
         "tests/core/__init__.py": "",
         "tests/core/children.py": "def start():\n    import subprocess\n",
         "tests/core/kinds.py": "import torch\n",
-        "tests/core/test_bare.py": f"from tests.core import kinds\n{asks} set()\n",
+        "tests/core/test_bare.py": f"from tests.core import kinds\n{asks} {{'check'}}\n",
         "tests/core/test_needy.py": f"import torch.distributed\nfrom tests.core.children import start\n{asks}"
-        "{'processes', 'torch'}\n",
+        "{'check', 'processes', 'torch'}\n",
         "tests/core/test_kinds.py": "import pytest\n@pytest.mark.parametrize('kind', ['file', 'EtcdStore'])\n"
         "def test_it(request, kind): assert ('etcd' in request.keywords) is (kind == 'EtcdStore')\n",
         "tests/torchrun/__init__.py": "",
         "tests/torchrun/test_agent.py": f"{asks}{{'torch'}}\n",
-        "tests/etcd/__init__.py": "",
-        "tests/etcd/servers.py": "import subprocess\n",
-        "tests/etcd/conftest.py": "from tests.etcd.servers import subprocess\n",
-        "tests/etcd/test_server.py": f"{asks}{{'etcd'}}\n",
+        "tests/etcd_v2/__init__.py": "",
+        "tests/support/etcd_servers.py": "import subprocess\n",
+        "tests/etcd_v2/conftest.py": "from tests.support.etcd_servers import subprocess\n",
+        "tests/etcd_v2/test_etcd_server.py": f"{asks}{{'etcd'}}\n",
     }
     assert "6 passed" in run_pytest(suite, "-q")

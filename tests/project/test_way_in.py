@@ -12,8 +12,8 @@ import pytest
 
 import rallypoint
 from simulation import scenario
-from tests.cli.processes import Process, free_port
 from tests.project.tidiness import make_targets
+from tests.support.cli_processes import Process, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.errors import RendezvousStateError
 from rallypoint.server.state_file import StateFile
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 HEADER = b"rallypoint state file, format 2\n"
 LONG = b'"%b"' % (b"x" * 700)

@@ -11,7 +11,7 @@ from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, No
 from rallypoint.messages.types import Bounds, Reason
 from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
-from tests.core.stage import member
+from tests.support.run_driver import member
 
 BOUNDS = Bounds(2, 3)
 

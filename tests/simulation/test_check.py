@@ -12,7 +12,7 @@ from rallypoint.core.model import HeardRank, Phase, Predecessor, Run, WaitingNod
 from rallypoint.messages.types import Bounds, RecordedWorld, Role
 from rallypoint.sorted_map import SortedMap
 from simulation.check import complaints
-from tests.core.stage import Stage, member, sealed
+from tests.support.run_driver import RunDriver, member, sealed
 
 
 def test_a_sound_run_gives_no_cause_for_complaint() -> None:
@@ -81,32 +81,32 @@ def test_members_are_active_under_their_own_rank() -> None:
 
 def running() -> Run:
     """A run with somebody in most places: three members, one of them finished, a newcomer and a spare."""
-    stage = sealed(2, 4, members="abcd")
-    stage.join("e")
-    stage.join("s", role=Role.SPARE)
-    stage.finish("c")
-    assert all((stage.run.active, stage.run.finished, stage.run.queue, stage.run.spares))
-    return stage.run
+    driver = sealed(2, 4, members="abcd")
+    driver.join("e")
+    driver.join("s", role=Role.SPARE)
+    driver.finish("c")
+    assert all((driver.run.active, driver.run.finished, driver.run.queue, driver.run.spares))
+    return driver.run
 
 
 def broken() -> Run:
     """A run that regroups: one member is back, one is awaited."""
-    stage = sealed(2)
-    stage.join_again("a")
-    return stage.run
+    driver = sealed(2)
+    driver.join_again("a")
+    return driver.run
 
 
 def founded() -> Run:
     """A run that has sealed nothing yet."""
-    stage = Stage(2)
-    stage.join("a")
-    return stage.run
+    driver = RunDriver(2)
+    driver.join("a")
+    return driver.run
 
 
 def closed() -> Run:
-    stage = sealed(2)
-    stage.close()
-    return stage.run
+    driver = sealed(2)
+    driver.close()
+    return driver.run
 
 
 def in_world(run: Run, **fields: Any) -> dict[str, Any]:

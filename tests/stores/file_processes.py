@@ -17,7 +17,7 @@ from typing import Any
 
 from rallypoint.stores import FileStore, StoreError
 from rallypoint.stores.file import locked_file, record_format
-from tests.stores.kinds import SOON
+from tests.support.store_kinds import SOON
 
 
 class Worker:

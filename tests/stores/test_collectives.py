@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.stores import MemoryStore, StoreTimeoutError, all_gather, barrier
-from tests.stores.conftest import BRIEFLY, SOON, Crew, Handles, result
+from tests.support.store_kinds import BRIEFLY, SOON, Handles
+from tests.support.store_threads import Threads, result
 
 SIZE = 3
 
 
-def test_nobody_passes_a_barrier_before_everybody_came(handles: Handles, crew: Crew) -> None:
+def test_nobody_passes_a_barrier_before_everybody_came(handles: Handles, threads: Threads) -> None:
     stores = [handles.open() for _ in range(SIZE)]
-    early = [crew.start(_meet, store, rank) for rank, store in enumerate(stores[1:])]
+    early = [threads.start(_meet, store, rank) for rank, store in enumerate(stores[1:])]
     assert not any(arrival.done() for arrival in early)
     barrier(stores[0], SIZE, timeout=SOON)
     for arrival in early:
@@ -23,7 +24,7 @@ def _meet(store: object, rank: int) -> None:
     barrier(store, SIZE, timeout=SOON, rank=rank)
 
 
-def test_a_barrier_can_be_met_at_again_and_again(handles: Handles, crew: Crew) -> None:
+def test_a_barrier_can_be_met_at_again_and_again(handles: Handles, threads: Threads) -> None:
     stores = [handles.open() for _ in range(SIZE)]
     counter = handles.open()
 
@@ -36,13 +37,13 @@ def test_a_barrier_can_be_met_at_again_and_again(handles: Handles, crew: Crew) -
             barrier(store, SIZE, "judged", SOON)
         return seen
 
-    walks = [result(walk) for walk in [crew.start(walk, store, rank) for rank, store in enumerate(stores)]]
+    walks = [result(walk) for walk in [threads.start(walk, store, rank) for rank, store in enumerate(stores)]]
     assert [sorted(steps) for steps in zip(*walks, strict=True)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
 
 
-def test_a_barrier_names_who_did_not_come(crew: Crew) -> None:
+def test_a_barrier_names_who_did_not_come(threads: Threads) -> None:
     store = MemoryStore(SOON)
-    other = crew.start(lambda: barrier(store.clone(), 4, "start", SOON, rank=2))
+    other = threads.start(lambda: barrier(store.clone(), 4, "start", SOON, rank=2))
     store.wait(["start/0/2"])
     with pytest.raises(
         StoreTimeoutError, match=r"2 of 4 came to the barrier 'start' within 0.02 s; missing are the ranks 0, 3$"
@@ -59,10 +60,11 @@ def test_of_many_who_did_not_come_the_first_are_named() -> None:
         barrier(MemoryStore(SOON), 100, "start", BRIEFLY, rank=0)
 
 
-def test_everybody_gets_everybodys_value_in_the_order_of_ranks(handles: Handles, crew: Crew) -> None:
+def test_everybody_gets_everybodys_value_in_the_order_of_ranks(handles: Handles, threads: Threads) -> None:
     values = [b"zero", b"", b"\x00\xff two"]
     given = [
-        crew.start(all_gather, handles.open(), rank, SIZE, value, "gather", SOON) for rank, value in enumerate(values)
+        threads.start(all_gather, handles.open(), rank, SIZE, value, "gather", SOON)
+        for rank, value in enumerate(values)
     ]
     assert [result(gathered) for gathered in given] == [values] * SIZE
 

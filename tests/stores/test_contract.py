@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import QueueEmptyError, Store, StoreError, StoreTimeoutError
-from tests.stores.conftest import BRIEFLY, SOON, Handles
-from tests.stores.kinds import needs
+from tests.support.store_kinds import BRIEFLY, SOON, Handles, needs
 
 LARGEST = 8 * 1024 * 1024
 VALUES = [b"", b"plain", bytes(range(256)), "text: ü, 東京".encode(), b"x" * 1_000_000]

@@ -20,7 +20,7 @@ from rallypoint.stores.file import append_log, locks, record_format
 from rallypoint.stores.file import store as file
 from rallypoint.stores.local import LocalData
 from tests.stores.file_processes import Worker
-from tests.stores.kinds import BRIEFLY, SOON, SOON_S
+from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from rallypoint.stores import FileStore, StoreError
 from rallypoint.stores.data import Operation, Verb
 from rallypoint.stores.file import locked_file, locks, record_format
 from tests.stores.file_processes import Worker
-from tests.stores.kinds import SOON
+from tests.support.store_kinds import SOON
 
 Contents = tuple[dict[str, bytes], int]
 

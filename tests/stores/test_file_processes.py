@@ -18,12 +18,12 @@ from rallypoint.stores.file import record_format
 from rallypoint.stores.file.locked_file import LockedFile
 from rallypoint.stores.local import WaitingThread
 from rallypoint.waiting import Deadline
-from tests.stores.conftest import Crew, Parking, result
 from tests.stores.file_processes import Worker
-from tests.stores.kinds import SOON, SOON_S
 from tests.stores.test_model import FileHistories
+from tests.support.store_kinds import SOON, SOON_S
+from tests.support.store_threads import Threads, WaitCounter, result
 
-Crowd = Callable[[int], list[Worker]]
+StartWorkers = Callable[[int], list[Worker]]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def crowd(path: Path) -> Iterator[Crowd]:
+def start_workers(path: Path) -> Iterator[StartWorkers]:
     with ExitStack() as stack:
 
         def start(count: int) -> list[Worker]:
@@ -51,22 +51,22 @@ def all_do(workers: list[Worker], *order: Any) -> list[Any]:
     return [worker.answer() for worker in workers]
 
 
-def test_additions_of_many_processes_are_all_counted(path: Path, crowd: Crowd) -> None:
-    sums = all_do(crowd(8), "add_often", "n", 200)
+def test_additions_of_many_processes_are_all_counted(path: Path, start_workers: StartWorkers) -> None:
+    sums = all_do(start_workers(8), "add_often", "n", 200)
     assert sorted(total for found in sums for total in found) == list(range(1, 1601))
     assert all(found == sorted(found) for found in sums)
     assert FileStore(path).get("n") == b"1600"
 
 
-def test_compare_set_has_one_winner_among_processes(crowd: Crowd) -> None:
-    workers = crowd(6)
+def test_compare_set_has_one_winner_among_processes(start_workers: StartWorkers) -> None:
+    workers = start_workers(6)
     for number, worker in enumerate(workers):
         worker.order("compare_set", "leader", "", str(number))
     assert len({worker.answer() for worker in workers}) == 1
 
 
-def test_entries_of_a_queue_go_to_one_process_each_and_in_order(crowd: Crowd) -> None:
-    pushing, *popping = crowd(4)
+def test_entries_of_a_queue_go_to_one_process_each_and_in_order(start_workers: StartWorkers) -> None:
+    pushing, *popping = start_workers(4)
     for worker in popping:
         worker.order("pop_often", "q", 40)
     pushing.order("push_often", "q", "entry", 120)
@@ -77,9 +77,9 @@ def test_entries_of_a_queue_go_to_one_process_each_and_in_order(crowd: Crowd) ->
     assert all(found == sorted(found) for found in numbers)
 
 
-def test_who_waits_in_one_process_is_woken_by_another(path: Path, crowd: Crowd) -> None:
+def test_who_waits_in_one_process_is_woken_by_another(path: Path, start_workers: StartWorkers) -> None:
     store = FileStore(path, timeout=SOON)
-    getting, popping, *at_barrier = crowd(4)
+    getting, popping, *at_barrier = start_workers(4)
     getting.order("get", "key")
     popping.order("queue_pop", "q")
     for worker in at_barrier:
@@ -91,10 +91,12 @@ def test_who_waits_in_one_process_is_woken_by_another(path: Path, crowd: Crowd) 
     assert (getting.answer(), popping.answer()) == ("v", "entry")
 
 
-def test_a_process_that_is_killed_in_the_middle_of_much_writing_harms_nobody(path: Path, crowd: Crowd) -> None:
+def test_a_process_that_is_killed_in_the_middle_of_much_writing_harms_nobody(
+    path: Path, start_workers: StartWorkers
+) -> None:
     store = FileStore(path, timeout=SOON)
     for round_ in range(10):
-        doomed, *others = crowd(3)
+        doomed, *others = start_workers(3)
         for worker in (doomed, *others):
             worker.order("add_often", f"n{round_}", 300)
         term = Deadline.of(SOON)
@@ -168,14 +170,16 @@ def test_what_came_and_went_before_a_compaction_is_seen_by_who_waits(path: Path)
     assert store._shared.reloads == 1
 
 
-def test_who_was_asleep_for_two_compactions_begins_again(path: Path, parking: Parking, crew: Crew) -> None:
+def test_who_was_asleep_for_two_compactions_begins_again(
+    path: Path, wait_counter: WaitCounter, threads: Threads
+) -> None:
     store, other = FileStore(path, timeout=SOON), FileStore(path)
     waiting: list[Future[Any]] = [
-        crew.start(store.get, "key"),
-        crew.start(store.barrier, "b", 2),
-        crew.start(store.queue_pop, "q"),
+        threads.start(store.get, "key"),
+        threads.start(store.barrier, "b", 2),
+        threads.start(store.queue_pop, "q"),
     ]
-    parking.expect(3)
+    wait_counter.expect(3)
     with other._shared.opened(SOON_S, write=True):
         file = other._shared._file
         assert file is not None
@@ -230,8 +234,10 @@ def fails_for(content: bytes, fail: Callable[[], object]) -> Callable[..., None]
     return write
 
 
-def test_threads_and_processes_agree_while_the_log_is_compacted(path: Path, crowd: Crowd, compacts_soon: None) -> None:
-    store, workers = FileStore(path, timeout=SOON), crowd(3)
+def test_threads_and_processes_agree_while_the_log_is_compacted(
+    path: Path, start_workers: StartWorkers, compacts_soon: None
+) -> None:
+    store, workers = FileStore(path, timeout=SOON), start_workers(3)
     for worker in workers:
         worker.order("add_often", "n", 200)
     threads = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(200)]) for _ in range(2)]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.stores import StoreConnectionError, TcpStore
-from tests.etcd.servers import shared
-from tests.faults.harness import ROOT
-from tests.stores.conftest import SOON, SOON_S
+from tests.support.etcd_servers import shared
+from tests.support.node_processes import ROOT
+from tests.support.store_kinds import SOON, SOON_S
 
 # How a child ends: as an ordinary program does, with all that is registered for that; as multiprocessing lets it; at once.
 ENDINGS = ["orderly", "multiprocessing", "abruptly"]

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreError
 from rallypoint.stores.wrapper import LazyStore
-from tests.stores.conftest import Crew, result
+from tests.support.store_threads import Threads, result
 
 USES: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("key", "v"),
@@ -76,7 +76,7 @@ def test_what_is_never_used_is_never_opened() -> None:
     assert LazyStore(refuse).has_extended_api()
 
 
-def test_many_threads_open_it_once(crew: Crew) -> None:
+def test_many_threads_open_it_once(threads: Threads) -> None:
     opened: list[Store] = []
 
     def open_store() -> Store:
@@ -84,7 +84,9 @@ def test_many_threads_open_it_once(crew: Crew) -> None:
         return opened[-1]
 
     late = LazyStore(open_store)
-    assert sorted(result(future) for future in [crew.start(late.add, "n", 1) for _ in range(16)]) == list(range(1, 17))
+    assert sorted(result(future) for future in [threads.start(late.add, "n", 1) for _ in range(16)]) == list(
+        range(1, 17)
+    )
     assert len(opened) == 1
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rallypoint.stores import MemoryStore
-from tests.stores.conftest import Crew, result
-from tests.stores.linearizability import Call, explain
+from tests.support.linearizability import Call, explain
+from tests.support.store_threads import Threads, result
 
 
 def call(began: int, ended: int, verb: str, *args: bytes | int, answer: bytes | int, key: str = "k") -> Call:
@@ -97,7 +97,7 @@ def test_it_agrees_with_a_history_that_is_known_to_be_legal() -> None:
     assert explain([*calls[:150], spoiled, *calls[151:]]) is not None
 
 
-def test_a_store_that_reads_and_then_writes_is_found_out(crew: Crew) -> None:
+def test_a_store_that_reads_and_then_writes_is_found_out(threads: Threads) -> None:
     """Two threads that add by reading and writing, each held between the two until the other has read as well."""
     store = MemoryStore()
     store.set("k", "0")
@@ -111,6 +111,6 @@ def test_a_store_that_reads_and_then_writes_is_found_out(crew: Crew) -> None:
         calls.append(call(began, 9, "add", 1, answer=value))
 
     adding: list[Callable[[], None]] = [lambda: add(0), lambda: add(1)]
-    for future in [crew.start(task) for task in adding]:
+    for future in [threads.start(task) for task in adding]:
         result(future)
     assert explain(calls) is not None

@@ -23,8 +23,8 @@ from rallypoint.stores import (
     TcpStore,
     listen,
 )
-from tests.etcd_client.stage import fresh
-from tests.stores.kinds import etcd_v3_client
+from tests.support.etcd_tools import fresh
+from tests.support.store_kinds import etcd_v3_client
 
 KEYS = st.sampled_from(["a", "b", "c", "a/b", ""])
 VALUES = st.one_of(st.binary(max_size=8), st.sampled_from([b"", b"1", b"-20", b"abc"]))

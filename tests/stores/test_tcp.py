@@ -17,7 +17,8 @@ from rallypoint.stores import StoreError, StoreServer, StoreTimeoutError, TcpSto
 from rallypoint.stores.tcp import hosting, wire
 from rallypoint.stores.tcp import store as tcp
 from rallypoint.stores.tcp.wire import Query
-from tests.stores.conftest import BRIEFLY, SOON, SOON_S, Crew, Parking, result
+from tests.support.store_kinds import BRIEFLY, SOON, SOON_S
+from tests.support.store_threads import Threads, WaitCounter, result
 
 
 def free_port() -> int:
@@ -39,9 +40,9 @@ def store(server: StoreServer) -> TcpStore:
 # Connecting -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_waits_for_a_server_that_starts_later(crew: Crew) -> None:
+def test_a_client_waits_for_a_server_that_starts_later(threads: Threads) -> None:
     port = free_port()
-    connecting = crew.start(lambda: TcpStore("127.0.0.1", port, timeout=SOON))
+    connecting = threads.start(lambda: TcpStore("127.0.0.1", port, timeout=SOON))
     with TcpStore("127.0.0.1", port, is_master=True, timeout=SOON) as master, result(connecting) as client:
         master.set("key", "v")
         assert client.get("key") == b"v"
@@ -72,14 +73,14 @@ def test_a_server_that_never_answers_is_a_timeout() -> None:
         TcpStore("127.0.0.1", silent.getsockname()[1], timeout=BRIEFLY)
 
 
-def test_another_kind_of_server_is_recognised(crew: Crew) -> None:
+def test_another_kind_of_server_is_recognised(threads: Threads) -> None:
     def greet(sock: socket.socket) -> None:
         with sock.accept()[0] as peer:
             peer.sendall(b"SSH-2.0-OpenSSH\r\n")
             peer.recv(100)
 
     with socket.create_server(("127.0.0.1", 0)) as ssh:
-        greeting = crew.start(greet, ssh)
+        greeting = threads.start(greet, ssh)
         with pytest.raises(StoreError, match=r"cannot use the server at 127\.0\.0\.1.*no store server"):
             TcpStore("127.0.0.1", ssh.getsockname()[1], timeout=SOON)
         result(greeting)
@@ -101,9 +102,9 @@ def test_a_master_hosts_the_server_on_its_address_and_a_port_of_its_choice() -> 
         TcpStore("127.0.0.3", master.port, timeout=BRIEFLY)
 
 
-def test_a_master_waits_for_its_workers(crew: Crew) -> None:
+def test_a_master_waits_for_its_workers(threads: Threads) -> None:
     port = free_port()
-    master = crew.start(lambda: TcpStore("127.0.0.1", port, 3, is_master=True, timeout=SOON))
+    master = threads.start(lambda: TcpStore("127.0.0.1", port, 3, is_master=True, timeout=SOON))
     workers = [TcpStore("127.0.0.1", port, 3, timeout=SOON)]
     assert not master.done()
     workers.append(TcpStore("127.0.0.1", port, 3, timeout=SOON))
@@ -151,14 +152,16 @@ def test_a_store_that_is_forgotten_gives_everything_back() -> None:
 # Losing the server ----------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_when_the_server_goes_is_told_at_once(server: StoreServer, parking: Parking, crew: Crew) -> None:
+def test_who_waits_when_the_server_goes_is_told_at_once(
+    server: StoreServer, wait_counter: WaitCounter, threads: Threads
+) -> None:
     stores = [TcpStore("127.0.0.1", server.port, timeout=SOON) for _ in range(3)]
     waiting: list[Future[Any]] = [
-        crew.start(stores[0].get, "key"),
-        crew.start(stores[1].queue_pop, "q"),
-        crew.start(stores[2].barrier, "b", 2),
+        threads.start(stores[0].get, "key"),
+        threads.start(stores[1].queue_pop, "q"),
+        threads.start(stores[2].barrier, "b", 2),
     ]
-    parking.expect(3)
+    wait_counter.expect(3)
     server.stop()
     for future, what in zip(waiting, ("get 'key'", "pop from the queue 'q'", "barrier of 2 'b'"), strict=True):
         with pytest.raises(StoreError, match=f"{what} at 127.0.0.1, port {server.port}: "):
@@ -195,9 +198,9 @@ def test_add_to_text_ends_this_connection_only(store: TcpStore) -> None:
     other.close()
 
 
-def test_closing_ends_a_wait_of_another_thread(store: TcpStore, parking: Parking, crew: Crew) -> None:
-    waiting = crew.start(store.get, "key")
-    parking.expect()
+def test_closing_ends_a_wait_of_another_thread(store: TcpStore, wait_counter: WaitCounter, threads: Threads) -> None:
+    waiting = threads.start(store.get, "key")
+    wait_counter.expect()
     store.close()
     with pytest.raises(StoreError, match="closed here"):
         result(waiting)
@@ -210,7 +213,7 @@ ASKING: list[Callable[[TcpStore], object]] = [lambda store: store.add("n", 1), l
 
 @pytest.mark.parametrize("ask", ASKING, ids=["add", "wait"])
 def test_a_server_that_falls_silent_is_a_timeout(
-    monkeypatch: pytest.MonkeyPatch, crew: Crew, ask: Callable[[TcpStore], object]
+    monkeypatch: pytest.MonkeyPatch, threads: Threads, ask: Callable[[TcpStore], object]
 ) -> None:
     def greet_only(sock: socket.socket, done: threading.Event) -> None:
         with sock.accept()[0] as peer:
@@ -220,7 +223,7 @@ def test_a_server_that_falls_silent_is_a_timeout(
     monkeypatch.setattr(tcp, "_ANSWER_TIMEOUT_S", 0.02)
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        greeting = crew.start(greet_only, silent, done)
+        greeting = threads.start(greet_only, silent, done)
         with TcpStore("127.0.0.1", silent.getsockname()[1], timeout=SOON) as store:
             store.set_timeout(BRIEFLY)
             with pytest.raises(StoreTimeoutError, match=r"cannot .* the server did not answer for"):
@@ -232,10 +235,10 @@ def test_a_server_that_falls_silent_is_a_timeout(
 
 
 def test_a_thread_that_waits_in_the_way_of_others_is_blamed(
-    store: TcpStore, parking: Parking, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    store: TcpStore, wait_counter: WaitCounter, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = crew.start(store.wait, ["key"], SOON)
-    parking.expect()
+    waiting = threads.start(store.wait, ["key"], SOON)
+    wait_counter.expect()
     monkeypatch.setattr(tcp, "_ANSWER_TIMEOUT_S", 0.02)
     store.set_timeout(BRIEFLY)
     with pytest.raises(StoreTimeoutError, match="another thread has been waiting"):
@@ -261,7 +264,7 @@ def test_an_interrupted_call_ends_the_connection(
     store.close()
 
 
-def test_the_end_of_a_wait_may_cross_its_cancellation(crew: Crew) -> None:
+def test_the_end_of_a_wait_may_cross_its_cancellation(threads: Threads) -> None:
     """The server answers in the very moment in which the client gives up: the answer counts."""
 
     def serve(sock: socket.socket) -> None:
@@ -275,7 +278,7 @@ def test_the_end_of_a_wait_may_cross_its_cancellation(crew: Crew) -> None:
             peer.sendall(wire.NUMBER.pack(7))
 
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        serving = crew.start(serve, sock)
+        serving = threads.start(serve, sock)
         with TcpStore("127.0.0.1", sock.getsockname()[1], timeout=SOON) as store:
             store.wait(["key"], BRIEFLY)
             assert store.num_keys() == 7

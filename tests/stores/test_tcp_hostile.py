@@ -17,8 +17,8 @@ from rallypoint.stores import TcpStore
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query, StoreLimits
-from tests.stores.conftest import SOON, SOON_S
 from tests.stores.test_tcp_server import read_to_end
+from tests.support.store_kinds import SOON, SOON_S
 
 ROOT = Path(__file__).parents[2]
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC)
@@ -67,7 +67,7 @@ class Victim:
 @contextmanager
 def victim(*args: str) -> Iterator[Victim]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.stores.serve", *args],
+        [sys.executable, "-m", "tests.stores.tcp_server_program", *args],
         cwd=ROOT,
         text=True,
         stdin=subprocess.PIPE,
@@ -161,13 +161,13 @@ def test_counts_and_lengths_beyond_the_limit_cost_nothing() -> None:
 def test_many_halves_of_requests_hold_nobody_up() -> None:
     half = (PING + wire.request(Query.SET, [b"/k", b"v" * 1000]))[:-1]
     with victim() as server:
-        crowd = [server.dial() for _ in range(300)]
-        for sock in crowd:
+        sockets = [server.dial() for _ in range(300)]
+        for sock in sockets:
             sock.sendall(half)
             assert sock.recv(4, socket.MSG_WAITALL) == wire.NONCE.pack(1)
         assert server.is_well()
         assert not server.client.check(["k"])
-        for sock in crowd:
+        for sock in sockets:
             sock.close()
         assert server.is_well()
         assert not server.client.check(["k"])
@@ -176,14 +176,14 @@ def test_many_halves_of_requests_hold_nobody_up() -> None:
 
 def test_a_thousand_connections_that_wait_for_one_key_are_woken_by_one_write() -> None:
     with victim() as server:
-        crowd = [server.dial() for _ in range(1000)]
-        for sock in crowd:
+        sockets = [server.dial() for _ in range(1000)]
+        for sock in sockets:
             sock.sendall(PING + wire.request(Query.WAIT, [b"/key"]) + PING)
-        for sock in crowd:
+        for sock in sockets:
             assert sock.recv(8, socket.MSG_WAITALL) == 2 * wire.NONCE.pack(1)  # it stands in line
         server.client.set("key", "v")
-        assert [sock.recv(2) for sock in crowd] == [b"\0"] * len(crowd)
-        for sock in crowd:
+        assert [sock.recv(2) for sock in sockets] == [b"\0"] * len(sockets)
+        for sock in sockets:
             sock.close()
 
 

@@ -27,7 +27,8 @@ from rallypoint.stores import (
 from rallypoint.stores.tcp import server as tcp_server
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query
-from tests.stores.conftest import SOON, SOON_S, Crew, Parking, result
+from tests.support.store_kinds import SOON, SOON_S
+from tests.support.store_threads import Threads, WaitCounter, result
 
 HELLO = wire.request(Query.VALIDATE, number=wire.MAGIC)
 PING = wire.request(Query.PING, number=1)
@@ -74,10 +75,10 @@ print([name for name in ("asyncio", "torch", "msgspec") if name in sys.modules])
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_it_serves_a_socket_that_was_bound_before(crew: Crew) -> None:
+def test_it_serves_a_socket_that_was_bound_before(threads: Threads) -> None:
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]  # published here
-    early = crew.start(lambda: TcpStore("127.0.0.1", port, timeout=SOON))
+    early = threads.start(lambda: TcpStore("127.0.0.1", port, timeout=SOON))
     server = StoreServer()
     server.start_in_thread(sock)
     assert (server.host, server.port) == ("127.0.0.1", port)
@@ -263,11 +264,11 @@ BAD = {
 
 @pytest.mark.parametrize("why", BAD)
 def test_who_talks_nonsense_is_hung_up_on_with_a_reason_in_the_log(
-    server: StoreServer, caplog: pytest.LogCaptureFixture, parking: Parking, crew: Crew, why: str
+    server: StoreServer, caplog: pytest.LogCaptureFixture, wait_counter: WaitCounter, threads: Threads, why: str
 ) -> None:
     with TcpStore("127.0.0.1", server.port, timeout=SOON) as good, good.clone() as waiting_store:
-        waiting = crew.start(waiting_store.get, "late")
-        parking.expect()
+        waiting = threads.start(waiting_store.get, "late")
+        wait_counter.expect()
         with caplog.at_level(logging.WARNING, "rallypoint.stores"), dial(server) as bad:
             bad.sendall(BAD[why])
             assert read_to_end(bad) == b""
@@ -311,12 +312,12 @@ def test_who_never_reads_is_dropped() -> None:
     server.stop()
 
 
-def test_many_connections_wait_for_one_key(server: StoreServer, parking: Parking) -> None:
+def test_many_connections_wait_for_one_key(server: StoreServer, wait_counter: WaitCounter) -> None:
     with ExitStack() as stack, TcpStore("127.0.0.1", server.port, timeout=SOON) as good:
         waiting = [stack.enter_context(dial(server)) for _ in range(200)]
         for sock in waiting:
             sock.sendall(HELLO + wire.request(Query.WAIT, [b"/key"]))
-        parking.expect(len(waiting))
+        wait_counter.expect(len(waiting))
         good.set("key", "v")
         assert [sock.recv(2) for sock in waiting] == [b"\0"] * len(waiting)
 

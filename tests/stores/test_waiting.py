@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import MemoryStore, Store, StoreTimeoutError
-from tests.stores.conftest import BRIEFLY, SOON_S, Crew, Handles, Parked, Parking, result
-from tests.stores.kinds import needs
+from tests.support.store_kinds import BRIEFLY, SOON_S, Handles, needs
+from tests.support.store_threads import Threads, WaitChecks, WaitCounter, result
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("key", "1"),
@@ -21,34 +21,36 @@ WRITES: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_every_write_wakes_who_waits_for_the_key(handles: Handles, parked: Parked, crew: Crew, write: str) -> None:
-    waiting = crew.start(handles.open().get, "key")
-    parked(waiting)
+def test_every_write_wakes_who_waits_for_the_key(
+    handles: Handles, all_wait: WaitChecks, threads: Threads, write: str
+) -> None:
+    waiting = threads.start(handles.open().get, "key")
+    all_wait(waiting)
     WRITES[write](handles.open())
     assert result(waiting) == b"1"
 
 
 @needs("add wakes")
-def test_adding_wakes_who_waits_for_the_key(handles: Handles, parked: Parked, crew: Crew) -> None:
-    waiting = crew.start(handles.open().get, "key")
-    parked(waiting)
+def test_adding_wakes_who_waits_for_the_key(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
+    waiting = threads.start(handles.open().get, "key")
+    all_wait(waiting)
     handles.open().add("key", 1)
     assert result(waiting) == b"1"
 
 
 @needs("barrier key")
-def test_a_barrier_wakes_who_waits_for_its_key(handles: Handles, parked: Parked, crew: Crew) -> None:
-    waiting = crew.start(handles.open().get, "key")
-    parked(waiting)
+def test_a_barrier_wakes_who_waits_for_its_key(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
+    waiting = threads.start(handles.open().get, "key")
+    all_wait(waiting)
     handles.open().barrier("key", 1)
     assert result(waiting) == b"1"
 
 
 @needs("wakes for values only")
-def test_a_comparison_that_fails_wakes_nobody(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_a_comparison_that_fails_wakes_nobody(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
-    waiting = crew.start(handles.open().get, "key")
-    parked(waiting)
+    waiting = threads.start(handles.open().get, "key")
+    all_wait(waiting)
     assert store.compare_set("key", "other", "value") == b"other"
     assert not store.check(["key"])
     assert not waiting.done()
@@ -57,10 +59,10 @@ def test_a_comparison_that_fails_wakes_nobody(handles: Handles, parked: Parked, 
 
 
 @needs("came and went")
-def test_what_came_and_went_was_there(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_what_came_and_went_was_there(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
-    waiting = crew.start(handles.open().wait, ["a", "b", "c", "b"])
-    parked(waiting)
+    waiting = threads.start(handles.open().wait, ["a", "b", "c", "b"])
+    all_wait(waiting)
     store.multi_set(["a", "c"], ["", ""])
     assert store.delete_key("a")
     assert not waiting.done()
@@ -69,30 +71,30 @@ def test_what_came_and_went_was_there(handles: Handles, parked: Parked, crew: Cr
 
 
 @needs("queues")
-def test_a_push_wakes_a_pop_and_a_wait(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_a_push_wakes_a_pop_and_a_wait(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
-    popping = crew.start(handles.open().queue_pop, "q")
-    parked(popping)
+    popping = threads.start(handles.open().queue_pop, "q")
+    all_wait(popping)
     store.queue_push("q", "one")
     assert result(popping) == b"one"
-    waiting = crew.start(handles.open().wait, ["q"])
-    parked(waiting)
+    waiting = threads.start(handles.open().wait, ["q"])
+    all_wait(waiting)
     store.queue_push("q", "two")
     result(waiting)
     assert store.queue_len("q") == 1
 
 
-def test_all_who_wait_for_a_key_are_woken(handles: Handles, parked: Parked, crew: Crew) -> None:
-    waiting = [crew.start(handles.open().get, "key") for _ in range(10)]
-    parked(*waiting)
+def test_all_who_wait_for_a_key_are_woken(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
+    waiting = [threads.start(handles.open().get, "key") for _ in range(10)]
+    all_wait(*waiting)
     handles.open().set("key", "v")
     assert [result(future) for future in waiting] == [b"v"] * 10
 
 
-def test_other_keys_wake_nobody(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_other_keys_wake_nobody(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
-    waiting = crew.start(handles.open().multi_get, ["a", "b"])
-    parked(waiting)
+    waiting = threads.start(handles.open().multi_get, ["a", "b"])
+    all_wait(waiting)
     store.set("c", "1")
     store.set("a", "2")
     assert not waiting.done()
@@ -101,10 +103,10 @@ def test_other_keys_wake_nobody(handles: Handles, parked: Parked, crew: Crew) ->
 
 
 @needs("queues")
-def test_each_entry_goes_to_one_who_waits(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_each_entry_goes_to_one_who_waits(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
-    popping = [crew.start(handles.open().queue_pop, "q") for _ in range(8)]
-    parked(*popping)
+    popping = [threads.start(handles.open().queue_pop, "q") for _ in range(8)]
+    all_wait(*popping)
     for entry in range(8):
         store.queue_push("q", str(entry))
     assert sorted(int(result(future)) for future in popping) == list(range(8))
@@ -113,22 +115,22 @@ def test_each_entry_goes_to_one_who_waits(handles: Handles, parked: Parked, crew
 
 @needs("queues", "wakes the next")
 def test_who_waits_for_a_queue_does_not_keep_its_entry_from_who_pops(
-    handles: Handles, parked: Parked, crew: Crew
+    handles: Handles, all_wait: WaitChecks, threads: Threads
 ) -> None:
     looking = handles.open()
-    waiting = crew.start(looking.wait, ["q"])
-    parked(waiting)
-    popping = crew.start(handles.open().queue_pop, "q")
-    parked(popping)
+    waiting = threads.start(looking.wait, ["q"])
+    all_wait(waiting)
+    popping = threads.start(handles.open().queue_pop, "q")
+    all_wait(popping)
     handles.open().queue_push("q", "entry")
     result(waiting)
     looking.num_keys()  # it goes on to do something else
     assert result(popping) == b"entry"
 
 
-def test_a_barrier_opens_for_the_last(handles: Handles, parked: Parked, crew: Crew) -> None:
-    waiting = [crew.start(handles.open().barrier, "b", 5) for _ in range(4)]
-    parked(*waiting)
+def test_a_barrier_opens_for_the_last(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
+    waiting = [threads.start(handles.open().barrier, "b", 5) for _ in range(4)]
+    all_wait(*waiting)
     assert not any(future.done() for future in waiting)
     handles.open().barrier("b", 5)
     for future in waiting:
@@ -136,10 +138,10 @@ def test_a_barrier_opens_for_the_last(handles: Handles, parked: Parked, crew: Cr
 
 
 @needs("barrier key", "firm barriers")
-def test_writing_to_a_barrier_does_not_open_it(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_writing_to_a_barrier_does_not_open_it(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
-    waiting = crew.start(handles.open().barrier, "b", 2)
-    parked(waiting)
+    waiting = threads.start(handles.open().barrier, "b", 2)
+    all_wait(waiting)
     store.set("other", "x")
     assert store.get("b") == b"1"
     store.set("b", "1")
@@ -148,52 +150,54 @@ def test_writing_to_a_barrier_does_not_open_it(handles: Handles, parked: Parked,
     result(waiting)
 
 
-def test_who_gave_up_is_not_woken_and_the_store_goes_on(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_who_gave_up_is_not_woken_and_the_store_goes_on(
+    handles: Handles, all_wait: WaitChecks, threads: Threads
+) -> None:
     store, other = handles.open(), handles.open()
     with pytest.raises(StoreTimeoutError):
         store.wait(["key", "more"], BRIEFLY)
-    parked.gave_up()
+    all_wait.gave_up()
     other.set("key", "v")
     other.set("more", "v")
     assert store.get("key") == b"v"
-    waiting = crew.start(store.get, "late")
-    parked(waiting)
+    waiting = threads.start(store.get, "late")
+    all_wait(waiting)
     other.set("late", "v")
     assert result(waiting) == b"v"
 
 
 @needs("queues", "cloned timeout")
-def test_giving_up_a_pop_loses_no_entry(handles: Handles, parked: Parked, crew: Crew) -> None:
+def test_giving_up_a_pop_loses_no_entry(handles: Handles, all_wait: WaitChecks, threads: Threads) -> None:
     store = handles.open()
     store.set_timeout(BRIEFLY)
     with pytest.raises(StoreTimeoutError):
         store.queue_pop("q")
-    parked.gave_up()
-    popping = crew.start(handles.open().queue_pop, "q")
-    parked(popping)
+    all_wait.gave_up()
+    popping = threads.start(handles.open().queue_pop, "q")
+    all_wait(popping)
     handles.open().queue_push("q", "entry")
     assert result(popping) == b"entry"
 
 
-def test_adding_from_many_threads_counts_each(handles: Handles, crew: Crew) -> None:
+def test_adding_from_many_threads_counts_each(handles: Handles, threads: Threads) -> None:
     stores = [handles.open() for _ in range(8)]
-    done = [crew.start(lambda store: [store.add("n", 1) for _ in range(50)], store) for store in stores]
+    done = [threads.start(lambda store: [store.add("n", 1) for _ in range(50)], store) for store in stores]
     sums = [total for future in done for total in result(future)]
     assert sorted(sums) == list(range(1, 401))
 
 
-def test_one_handle_may_be_shared_by_threads(store: Store, crew: Crew) -> None:
+def test_one_handle_may_be_shared_by_threads(store: Store, threads: Threads) -> None:
     def work(worker: int) -> None:
         for turn in range(50):
             store.set(f"{worker}/{turn}", f"{worker} {turn}")
             assert store.get(f"{worker}/{turn}") == f"{worker} {turn}".encode()
 
-    for future in [crew.start(work, worker) for worker in range(8)]:
+    for future in [threads.start(work, worker) for worker in range(8)]:
         result(future)
     assert len({key for key in store.list_keys() if key[:1].isdigit()}) == 400
 
 
-def test_compare_set_has_one_winner(handles: Handles, crew: Crew) -> None:
+def test_compare_set_has_one_winner(handles: Handles, threads: Threads) -> None:
     stores = [handles.open() for _ in range(8)]
     start = threading.Barrier(8)
 
@@ -201,13 +205,13 @@ def test_compare_set_has_one_winner(handles: Handles, crew: Crew) -> None:
         start.wait(SOON_S)
         return stores[number].compare_set("leader", "", str(number))
 
-    answers = {result(future) for future in [crew.start(claim, number) for number in range(8)]}
+    answers = {result(future) for future in [threads.start(claim, number) for number in range(8)]}
     assert answers == {handles.open().get("leader")}
 
 
-def test_a_thread_in_memory_does_not_stand_in_the_way_of_others(parking: Parking, crew: Crew) -> None:
+def test_a_thread_in_memory_does_not_stand_in_the_way_of_others(wait_counter: WaitCounter, threads: Threads) -> None:
     store = MemoryStore(timedelta(seconds=SOON_S))
-    waiting = crew.start(store.get, "key")
-    parking.expect()
+    waiting = threads.start(store.get, "key")
+    wait_counter.expect()
     store.set("key", "v")
     assert result(waiting) == b"v"

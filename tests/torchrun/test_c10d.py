@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.harness import free_port
-from tests.torchrun.stage import Job, formed, in_order, learned
+from tests.support.node_processes import free_port
+from tests.torchrun.job import Job, formed, in_order, learned
 
 pytestmark = pytest.mark.parametrize("backend", ["c10d"], indirect=True)
 

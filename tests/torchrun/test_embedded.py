@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.harness import free_port
-from tests.torchrun.harness import FAST
-from tests.torchrun.stage import Job, formed, learned
+from tests.support.node_processes import free_port
+from tests.torchrun.agents import FAST
+from tests.torchrun.job import Job, formed, learned
 
 pytestmark = pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)
 

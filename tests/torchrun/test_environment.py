@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.torchrun.harness import ROOT, Agent
-from tests.torchrun.stage import Job
+from tests.torchrun.agents import ROOT, Agent
+from tests.torchrun.job import Job
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 

@@ -12,12 +12,12 @@ from rallypoint.backends.etcd_v3_client import PREFIX
 from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.record import Record, decode
-from tests.etcd.servers import Member
-from tests.etcd_client.stage import etcdctl, status_of
-from tests.torchrun.conftest import EtcdCluster, OldEtcdCluster
-from tests.torchrun.harness import Agent, connections
-from tests.torchrun.stage import Job, formed, in_order, learned
-from tests.waiting import until
+from tests.support.etcd_servers import Member
+from tests.support.etcd_tools import etcdctl, status_of
+from tests.support.waiting import until
+from tests.torchrun.agents import Agent, connections
+from tests.torchrun.backends import EtcdCluster, OldEtcdCluster
+from tests.torchrun.job import Job, formed, in_order, learned
 
 OTHER_VERSION = pytest.param(OldEtcdCluster, marks=pytest.mark.soak)
 KEYS = RecordKeys(PREFIX.default or "", "job")
@@ -34,7 +34,7 @@ def etcd(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
 
 
 @pytest.fixture
-def job(cores: None, etcd: EtcdCluster, tmp_path: Path) -> Iterator[Job]:
+def job(etcd: EtcdCluster, tmp_path: Path) -> Iterator[Job]:
     made = Job(etcd, tmp_path)
     try:
         yield made
@@ -110,12 +110,12 @@ def _most_used(etcd: EtcdCluster, agents: Sequence[Agent]) -> Member:
     return max(etcd.cluster.members, key=lambda member: used[member.port])
 
 
-def _let_lead(etcd: EtcdCluster, heir: Member) -> None:
+def _let_lead(etcd: EtcdCluster, successor: Member) -> None:
     """Make a member of etcd the leader of the others."""
-    status = status_of(etcd.cluster, heir)
+    status = status_of(etcd.cluster, successor)
     if status.leader != status.member_id:
         etcdctl(etcd.cluster, "move-leader", f"{status.member_id:x}")
-    until(lambda: status_of(etcd.cluster, heir).leader == status.member_id, "the member leads")
+    until(lambda: status_of(etcd.cluster, successor).leader == status.member_id, "the member leads")
 
 
 def _only_how_it_ended_is_left(etcd: EtcdCluster) -> None:

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.torchrun.harness import ROOT
-from tests.torchrun.stage import Job, formed, in_order, learned
+from tests.torchrun.agents import ROOT
+from tests.torchrun.job import Job, formed, in_order, learned
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 
@@ -91,7 +91,7 @@ def test_all_finish_close_together_and_a_spare_ends_well_with_them(job: Job) -> 
         agent.expect("started", world_size=2)
     (spare,) = job.start("spare", "2", script=(WORKER,), options={"role": "spare"})
     spare.says("standing by")
-    job.finish(*agents, within_s=2.0)
+    job.finish(*agents)
     assert spare.exit_code(30.0) == 0
     assert "Error" not in spare.errors()
     assert not [event for event in spare.seen if event["event"] == "started"]

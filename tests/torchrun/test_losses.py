@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.torchrun.stage import Job, formed, in_order, learned
+from tests.torchrun.job import Job, formed, in_order, learned
 
 
 def test_survivors_of_a_killed_agent_regroup_and_resume(job: Job) -> None:

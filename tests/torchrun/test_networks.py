@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rallypoint.elastic.etcd_server import find_etcd
-from tests.torchrun.harness import FAST, Agent
-from tests.torchrun.lan import Lan, with_hosts_file
-from tests.torchrun.stage import Job, formed, learned
+from tests.support.network_namespaces import Lan, with_hosts_file
+from tests.torchrun.agents import FAST, Agent
+from tests.torchrun.job import Job, formed, learned
 
 pytestmark = pytest.mark.root
 

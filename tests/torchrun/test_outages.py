@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from rallypoint.stores import TcpStore
-from tests.torchrun.harness import is_alive
-from tests.torchrun.stage import Job, formed, in_order, learned
+from tests.torchrun.agents import is_alive
+from tests.torchrun.job import Job, formed, in_order, learned
 
 
 def test_workers_keep_their_process_ids_while_the_server_is_killed_and_restarted(job: Job) -> None:

@@ -15,18 +15,18 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic import rendezvous as torch_api
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from tests.faults.harness import Stage
+from tests.support.node_processes import Processes
 
 Pair = tuple[tuple[Any, Any], tuple[Any, Any]]
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    stage = Stage()
+    processes = Processes()
     try:
-        yield stage.server().endpoint
+        yield processes.server().endpoint
     finally:
-        stage.end()
+        processes.end()
 
 
 def handler(endpoint: str, **options: object) -> Any:

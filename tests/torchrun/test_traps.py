@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import Node, Stage
-from tests.torchrun.harness import ROOT
-from tests.torchrun.stage import Job
+from tests.support.node_processes import Node, Processes
+from tests.torchrun.agents import ROOT
+from tests.torchrun.job import Job
 
 WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 RANKS = [pytest.param(0, id="the store's host"), pytest.param(2, id="another member", marks=pytest.mark.soak)]
@@ -23,11 +23,11 @@ ROLE = {"role": "default", "rank": 2, "local_world_size": 1}
 
 @pytest.fixture
 def bare(job: Job) -> Iterator[Node]:
-    stage = Stage()
+    processes = Processes()
     try:
-        yield stage.node("bare")
+        yield processes.node("bare")
     finally:
-        stage.end()
+        processes.end()
 
 
 def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:

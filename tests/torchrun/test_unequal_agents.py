@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.harness import free_port
-from tests.interop.remote import start_process
+from tests.support.node_processes import free_port
+from tests.support.remote_stores import start_process
 
 WORKERS = (2, 1, 1)
 SUM = sum(range(sum(WORKERS)))

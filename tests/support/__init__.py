@@ -1,0 +1,1 @@
+"""What tests of several folders share; what one folder uses alone lies beside its tests."""

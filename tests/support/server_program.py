@@ -1,0 +1,51 @@
+"""A standalone server as a process of its own: `python -m tests.support.server_program --port 0`.  It tells what happens as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from rallypoint import events
+from rallypoint.net import listen
+from rallypoint.server.effects import Effects
+from rallypoint.server.service import Service
+from rallypoint.server.state_file import StateFile
+
+
+def say(event: str, **details: Any) -> None:
+    """One line for the test to read."""
+    print(json.dumps({"event": event, **details}), flush=True)
+
+
+def tell(effects: Effects) -> None:
+    """What the runs came to."""
+    for each in effects.happenings:
+        say("happened", run=each.run_id, why=each.why, phase=each.after.phase.value, live=each.after.live)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    listener = listen(options.host, options.port)
+    port = listener.getsockname()[1]
+    state = StateFile(Path(options.state)) if options.state else None
+    service = Service(state=state, acted=tell)
+    service.coordinator.runs.fixed_hold_s = options.hold
+    await service.start(listener)
+    say("serving", port=port)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--state", default="")
+    parser.add_argument("--hold", type=float, default=0.0)
+    with events.subscribe(lambda event: say(event.kind, run=event.run_id, why=event.why, **event.details)):
+        asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
