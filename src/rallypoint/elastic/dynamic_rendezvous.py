@@ -183,7 +183,10 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         key = (backend.name, getattr(backend, "place", None) or _Identity(backend))
         locator = ElectedLocator(f"the backend {backend.name!r}", key, candidacy)
         self._member = LocatedMember(
-            *(locator, settings.run_id, Bounds(settings.min_nodes, settings.max_nodes), run_settings),
+            locator,
+            settings.run_id,
+            Bounds(settings.min_nodes, settings.max_nodes),
+            run_settings,
             membership.node_from(local_addr, given),
             close_s=settings.timeout.close.total_seconds(),
             serve_store=_server_of(store, given[membership.STORE]),
@@ -246,7 +249,10 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
         options = own_options(params, OPTIONS)
         timeouts = (timedelta(seconds=options[option]) for option in (*TIMEOUTS, membership.HEARTBEAT_TIMEOUT))
         settings = _settings(
-            *(params.run_id, params.min_nodes, params.max_nodes, RendezvousTimeout(*timeouts)),
+            params.run_id,
+            params.min_nodes,
+            params.max_nodes,
+            RendezvousTimeout(*timeouts),
             options[membership.KEEP_ALIVE_INTERVAL] or NOT_GIVEN[0],
             options[membership.KEEP_ALIVE_ATTEMPTS] or NOT_GIVEN[1],
         )

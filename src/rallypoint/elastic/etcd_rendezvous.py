@@ -265,8 +265,13 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         )
         connect(client, options[TIMEOUT] or TIMEOUT.default, f"etcd at {params.endpoint or 'localhost'}")
         rendezvous = EtcdRendezvous(
-            *(client, options[PREFIX], params.run_id, params.min_nodes, params.max_nodes),
-            *(options[TIMEOUT], options[LAST_CALL]),
+            client,
+            options[PREFIX],
+            params.run_id,
+            params.min_nodes,
+            params.max_nodes,
+            options[TIMEOUT],
+            options[LAST_CALL],
         )
     return EtcdRendezvousHandler(rendezvous, params.local_addr)
 

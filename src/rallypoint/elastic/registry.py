@@ -96,7 +96,10 @@ def _loader(entry: EntryPoint) -> Callable[[], RendezvousHandlerCreator]:
             cause = f"{type(exc).__name__}: {exc}"
             log.warning(
                 "The backend %r of the package %s (%s) failed to load and is left out. %s",
-                *(entry.name, package, entry.value, cause),
+                entry.name,
+                package,
+                entry.value,
+                cause,
                 exc_info=True,
             )
             raise ValueError(

@@ -40,7 +40,11 @@ def _served(host: str, port: int, listener: socket.socket) -> Any:
         try:
             # torch connects to its own server as well, by the same address.
             return TCPStore(
-                *(host, port, None, True, _START),
+                host,
+                port,
+                None,
+                True,
+                _START,
                 wait_for_workers=False,
                 master_listen_fd=taken,
                 use_libuv=use_libuv,
