@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,7 +45,7 @@ def test_of_two_that_fail_by_themselves_the_earlier_is_first() -> None:
         ({"exit_code": 17}, "ended with code 17"),
     ],
 )
-def test_every_kind_of_end_has_its_words(fault: dict[str, object], sentence: str) -> None:
+def test_every_kind_of_end_has_its_words(fault: dict[str, Any], sentence: str) -> None:
     verdict = judge([failed(0, 1.0, **fault), failed(1, 0.9, RESET)])
     assert verdict.first is not None
     assert verdict.first.rank == 0
@@ -83,7 +84,7 @@ def test_the_line_that_counts_is_the_last_exception() -> None:
 
 
 def test_a_report_has_at_most_16_kb_and_keeps_the_last_lines() -> None:
-    large = failed(0, 1.0, tuple("x" * 1000 for _ in range(49)) + ("ValueError: the end",))
+    large = failed(0, 1.0, ("x" * 1000,) * 49 + ("ValueError: the end",))
     small = shortened(large)
     assert len(msgspec.json.encode(small)) <= LARGEST
     assert small.tail[-1] == "ValueError: the end"
