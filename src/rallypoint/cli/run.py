@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from rallypoint.cli.exit_codes import ExitCode, UsageError
@@ -57,14 +58,13 @@ def run(args: argparse.Namespace) -> int:
 def _read_config(file: str | None) -> tuple[dict[str, Any], str]:
     if file is None:
         return {}, ""
+    import msgspec
+
     try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef]
-    try:
-        with open(file, "rb") as opened:
-            return tomllib.load(opened), file
+        return msgspec.toml.decode(Path(file).read_bytes()), file
     except OSError as exc:
         raise ValueError(f"--config {file} cannot be read: {exc.strerror or exc}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except ImportError as exc:
+        raise ValueError(f"--config {file}: Python 3.10 reads TOML by the package tomli: pip install tomli") from exc
+    except (msgspec.DecodeError, ValueError) as exc:
         raise ValueError(f"--config {file} is not valid TOML: {exc}") from exc

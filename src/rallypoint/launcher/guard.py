@@ -92,17 +92,7 @@ class Guard:
 
     def _sweep(self, _: list[int], timeout_s: float) -> dict[str, Any]:
         """Kill everything below the guard; pid, state and name of what is left after that time."""
-        deadline = time.monotonic() + timeout_s
-        pause_s = 0.001
-        while True:
-            self._reap()
-            left = descendants(os.getpid())
-            if not left or time.monotonic() >= deadline:
-                return {"left": [(pid, *described(pid)) for pid in left]}
-            for pid in left:
-                kill(pid, signal.SIGKILL)
-            time.sleep(pause_s)  # nothing tells when a process that is no child has ended
-            pause_s = min(pause_s * 2, 0.05)
+        return {"left": kill_descendants(timeout_s, self._reap)}
 
     def _reap(self) -> bool:
         """Collect what has ended, and tell of the workers among it; False where the launcher is gone."""
@@ -163,6 +153,30 @@ def descendants(root: int) -> list[int]:
             if state not in "ZX":
                 living.append(pid)
     return living
+
+
+def kill_descendants(timeout_s: float, reap: Callable[[], object]) -> list[tuple[int, str, str]]:
+    """Kill everything below this process; pid, state and name of what is left after that time."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.001
+    while True:
+        reap()
+        left = descendants(os.getpid())
+        if not left or time.monotonic() >= deadline:
+            return [(pid, *described(pid)) for pid in left]
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        time.sleep(pause_s)  # nothing tells when a process that is no child has ended
+        pause_s = min(pause_s * 2, 0.05)
+
+
+def reap_all() -> None:
+    """Collect whatever has ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
 
 
 def stat_of(pid: int) -> tuple[str, int] | None:
@@ -255,7 +269,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    guard = Guard(socket.socket(fileno=int(sys.argv[1])))
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # a worker that had it would hide the guard's own end from the launcher
+    guard = Guard(socket.socket(fileno=descriptor))
     try:
         guard.serve(woken)
     finally:

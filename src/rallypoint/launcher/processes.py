@@ -125,10 +125,13 @@ class ProcessGuard:
         self._reader.join()
         self._socket.close()
         try:
-            self._process.wait(guard.ORPHAN_GRACE_S + guard.SWEEP_S + 1)
+            was_killed = self._process.wait(guard.ORPHAN_GRACE_S + guard.SWEEP_S + 1) != 0
         except subprocess.TimeoutExpired:
+            was_killed = True
             self._process.kill()
             self._process.wait()
+        if was_killed:
+            guard.kill_descendants(guard.SWEEP_S, guard.reap_all)
 
     def _ask(
         self, request: dict[str, Any], descriptors: tuple[int, ...] = (), timeout_s: float = ANSWER_S
