@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
         get_rendezvous_handler,
     )
+    from rallypoint.worker import Worker, worker
 
 __version__ = "0.1.0"
 
@@ -32,10 +33,14 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousStoreInfo",
     "RendezvousTimeoutError",
+    "Worker",
     "__version__",
     "get_rendezvous_handler",
     "join",
+    "worker",
 ]
+_MODULES = {"Place": "api", "join": "api", "Worker": "worker", "worker": "worker"}
+"""Where a public name is; all others are in `elastic`."""
 
 
 def __getattr__(name: str) -> object:
@@ -44,7 +49,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module("rallypoint.api" if name in ("Place", "join") else "rallypoint.elastic")
+    module = import_module(f"rallypoint.{_MODULES.get(name, 'elastic')}")
     globals()[name] = found = getattr(module, name)
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rallypoint.cli import close, completion, demo, evict, runs, serve, status
+from rallypoint.cli import close, completion, demo, evict, run, runs, serve, status
 from rallypoint.cli.exit_codes import ExitCode, exit_code_of
 from rallypoint.cli.output import print_error
 from rallypoint.cli.parser import Command, Parser
@@ -18,6 +18,7 @@ from rallypoint.errors import RendezvousError
 __all__ = ["main"]
 
 COMMANDS: dict[str, Command] = {
+    "run": run,
     "serve": serve,
     "status": status,
     "runs": runs,

@@ -1,0 +1,272 @@
+"""The launcher of one node: join, start the workers, watch them and the world, and begin anew when either changes.
+
+One thread, the main one, decides; everything that happens reaches it as an event in one queue: a worker ended, the world
+changed, a join came to something, a signal arrived.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+import msgspec
+
+from rallypoint.client.member import Member
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rallypoint.launcher.exit_codes import LaunchExit
+from rallypoint.launcher.output import OutputRouter
+from rallypoint.launcher.plan import Plan
+from rallypoint.launcher.processes import Ended, GuardLostError, ProcessGuard, StartError, Survivor, signal_name
+from rallypoint.launcher.restarts import RestartPolicy
+from rallypoint.launcher.round import Round, RoundChange
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.types import Reason
+
+__all__ = ["Agent"]
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = {
+    signal.SIGINT: LaunchExit.INTERRUPTED,
+    signal.SIGTERM: LaunchExit.PREEMPTED,
+    signal.SIGHUP: LaunchExit.PREEMPTED,
+}
+"""What a signal makes of this launcher; the others are only passed on."""
+VERDICT_S = 2.0
+"""How long a worker's failure waits for the news that a peer was lost, which would explain it."""
+
+
+class Signalled(msgspec.Struct, frozen=True):
+    """A signal arrived."""
+
+    number: int
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A join came to something."""
+
+    placed: Placed | None
+    error: BaseException | None = None
+
+
+class GuardLost(msgspec.Struct, frozen=True):
+    """The guard was ended from outside."""
+
+
+Event = Signalled | Joined | GuardLost | Ended | RoundChange
+
+
+class _Done(Exception):  # noqa: N818  # it ends the launcher, well or not
+    """This launcher ends with a code."""
+
+    def __init__(self, code: int, why: str, reason: Reason, *, at_once: bool = False) -> None:
+        super().__init__(why)
+        self.code, self.why, self.reason, self.at_once = code, why, reason, at_once
+
+
+class Agent:
+    """One launcher, for one plan."""
+
+    def __init__(self, plan: Plan, open_member: Callable[[], tuple[Member, float]], output: OutputRouter) -> None:
+        self._plan = plan
+        self._open_member = open_member
+        self._output = output
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._policy = RestartPolicy(
+            plan.options["max_restarts"], plan.options["restart_window"], plan.options["no_progress"]
+        )
+        self._restarts = 0
+        self._interrupts = 0
+
+    def run(self) -> int:
+        """Run until the work is done or cannot be; the exit code."""
+        guard = ProcessGuard(self._events.put, lambda: self._events.put(GuardLost()))
+        before = {number: signal.signal(number, self._signalled) for number in PASSED_ON}
+        try:
+            try:
+                member, join_s = self._open_member()
+            except RendezvousError as exc:
+                self._say(str(exc))
+                return LaunchExit.REFUSED
+            return self._run(guard, member, join_s)
+        finally:
+            guard.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self, guard: ProcessGuard, member: Member, join_s: float) -> int:
+        try:
+            while True:
+                placed = self._join(member, join_s)
+                with Round(self._plan, member, placed, guard, self._output, self._restarts) as current:
+                    self._say(current.in_words)
+                    self._watch(current)
+        except _Done as done:
+            if done.why:
+                self._say(done.why)
+            self._leave(member, done)
+            return done.code
+
+    # Joining ------------------------------------------------------------------------------------------------------
+
+    def _join(self, member: Member, join_s: float) -> Placed:
+        """Wait for a place in the next world; signals are heard meanwhile."""
+
+        def join() -> None:
+            try:
+                self._events.put(Joined(member.join(join_s)))
+            except BaseException as exc:  # noqa: BLE001  # it belongs to the thread that decides
+                self._events.put(Joined(None, exc))
+
+        threading.Thread(target=join, name="rallypoint-join", daemon=True).start()
+        while True:
+            event = self._events.get()
+            if isinstance(event, Signalled) and event.number in ENDING:
+                raise _Done(
+                    ENDING[signal.Signals(event.number)],
+                    f"{signal_name(event.number)} came while this node waited",
+                    Reason.WITHDREW,
+                    at_once=True,
+                )
+            if isinstance(event, GuardLost):
+                raise _Done(LaunchExit.GAVE_UP, "the guard process was ended from outside", Reason.GAVE_UP)
+            if isinstance(event, Joined):
+                if event.placed is not None:
+                    return event.placed
+                assert event.error is not None, "a join gives a place or an error"
+                raise _join_failed(event.error)
+
+    # A round ------------------------------------------------------------------------------------------------------
+
+    def _watch(self, current: Round) -> None:
+        """Watch a round until the world changes; raises `_Done` where the launcher ends."""
+        try:
+            current.start(self._events.put)
+        except StartError as exc:
+            raise _Done(LaunchExit.GAVE_UP, str(exc), Reason.GAVE_UP) from exc
+        except RendezvousError as exc:
+            if current.is_over:
+                self._say(f"the world changed before the workers started: {exc}")
+                return
+            raise
+        while True:
+            event = self._events.get()
+            if isinstance(event, Signalled):
+                self._pass_on(current, event.number)
+            elif isinstance(event, GuardLost):
+                raise _Done(LaunchExit.GAVE_UP, "the guard process was ended from outside", Reason.GAVE_UP)
+            elif isinstance(event, RoundChange) and event.seal_id == current.seal_id:
+                self._world_changed(current, event)
+                return
+            elif isinstance(event, Ended) and current.ended(event):
+                if current.failures:
+                    self._failed(current)
+                    return
+                if current.is_done:
+                    raise _Done(LaunchExit.DONE, "", Reason.FINISHED)
+
+    def _world_changed(self, current: Round, change: RoundChange) -> None:
+        self._say(f"round {current.number} is over: {change.why}; the workers are stopped")
+        self._stop(current)
+        self._policy.progressed()
+        if change.is_closed:
+            raise _Done(LaunchExit.CLOSED, change.why, Reason.WITHDREW)
+
+    def _failed(self, current: Round) -> None:
+        """A worker failed: its peers are stopped, and the cause decides whether it is charged."""
+        failure = current.failures[0]
+        # Workers that crash on a peer's death do so before anybody is told of it.
+        peer_lost = current.wait_until_over(VERDICT_S)
+        self._stop(current)
+        if peer_lost:
+            self._say(f"rank {failure.rank} {failure.why}, because a peer was lost: that is not charged")
+            return
+        self._say(f"rank {failure.rank} on this node failed: it {failure.why}")
+        decision = self._policy.crashed(failure.why, time.monotonic())
+        if not decision.restart:
+            raise _Done(failure.code, f"no more restarts: {decision.why}", Reason.GAVE_UP)
+        self._restarts += 1
+        self._say(f"the workers start again: {decision.why}")
+
+    def _pass_on(self, current: Round, number: int) -> None:
+        """Pass a signal on to the workers; one that ends the launcher gives them the grace to end."""
+        if number not in ENDING:
+            current.signal(number)
+            return
+        self._say(f"{signal_name(number)}: the workers have {self._plan.options['grace']:g} s to end")
+        self._stop(current, number)
+        # Workers that end well on being asked to have finished their part for this time, not the work.
+        raise _Done(ENDING[signal.Signals(number)], "", Reason.WITHDREW, at_once=True)
+
+    def _stop(self, current: Round, number: int = signal.SIGTERM) -> None:
+        """End the workers: ask them, wait for the grace, kill what is left, and prove that nothing is."""
+        current.signal(number)
+        deadline = time.monotonic() + self._plan.options["grace"]
+        while current.running and time.monotonic() < deadline:
+            try:
+                event = self._events.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except Empty:
+                break
+            if isinstance(event, Ended):
+                current.ended(event, stopped=True)
+            elif isinstance(event, Signalled):
+                if event.number == signal.SIGINT and self._hurries():
+                    break
+                current.signal(event.number)
+        left = current.sweep()
+        if left:
+            raise _Done(LaunchExit.GAVE_UP, _cannot_be_killed(left), Reason.GAVE_UP)
+
+    def _hurries(self) -> bool:
+        self._interrupts += 1
+        return True
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def _leave(self, member: Member, done: _Done) -> None:
+        with suppress(RendezvousError):
+            if done.at_once:
+                member.withdraw(done.why or "it was stopped")
+            else:
+                member.leave(done.reason, done.why)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 2:
+                os._exit(LaunchExit.INTERRUPTED)  # the guard ends what is left
+        self._events.put(Signalled(number))
+
+    def _say(self, line: str) -> None:
+        self._output.say(f"rallypoint: {line}")
+
+
+def _join_failed(error: BaseException) -> _Done:
+    """What a join that failed makes of the launcher."""
+    if isinstance(error, RendezvousGracefulExitError):
+        return _Done(LaunchExit.DONE, f"this node stood by and was not needed: {error}", Reason.WITHDREW)
+    if isinstance(error, RendezvousClosedError):
+        return _Done(LaunchExit.CLOSED, str(error), Reason.WITHDREW)
+    if isinstance(error, RendezvousTimeoutError):
+        return _Done(LaunchExit.JOIN_TIMEOUT, str(error), Reason.WITHDREW)
+    if isinstance(error, (RendezvousError, GuardLostError)):
+        return _Done(LaunchExit.REFUSED, str(error), Reason.WITHDREW)
+    raise error
+
+
+def _cannot_be_killed(left: list[Survivor]) -> str:
+    listed = ", ".join(f"{process.pid} ({process.name}, state {process.state})" for process in left)
+    return (
+        f"these processes cannot be killed: {listed}; state D waits for a device or a network file system; this node "
+        f"leaves, so that the others go on without it"
+    )

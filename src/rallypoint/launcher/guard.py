@@ -1,0 +1,282 @@
+"""The guard: a small process that starts a launcher's workers, and sees to it that none of them outlives the launcher.
+
+It runs as a script, with nothing but the standard library, so that it is there in a moment.  It is a *subreaper*: a process
+that a worker leaves behind becomes its child, whatever sessions and groups it made for itself, so all that ever came of
+the workers is below the guard and can be ended.  When the launcher is gone, be it by kill -9, the guard ends everything and
+itself.  When the guard is killed, the kernel kills the workers with it.
+
+The two exchange JSON over a pair of sockets, with the length in front; a worker's output is passed along as descriptors.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+ORPHAN_GRACE_S = 1.0
+"""How long workers have to end after a SIGTERM, once the launcher is gone."""
+SWEEP_S = 10.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The launcher decides what becomes of these; a scheduler may send them to every process."""
+_LENGTH = 4
+
+
+class Guard:
+    """One guard, for the launcher at the other end of a socket."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self._launcher = launcher
+        self._workers: set[int] = set()
+        self._requests: dict[str, Callable[..., dict[str, Any]]] = {
+            "start": self._start,
+            "signal": self._signal,
+            "sweep": self._sweep,
+        }
+
+    def serve(self, woken: int) -> None:
+        """Do what the launcher asks, and tell it which workers have ended, until it is gone."""
+        is_there, launcher = True, self._launcher.fileno()
+        while is_there:
+            readable, _, _ = select.select([launcher, woken], [], [])
+            if woken in readable:
+                os.read(woken, 4096)
+            is_there = self._reap()
+            if is_there and launcher in readable:
+                request, descriptors = receive(self._launcher)
+                is_there = request is not None and self._tell(self._requests[request.pop("do")](descriptors, **request))
+
+    def end_everything(self, grace_s: float) -> None:
+        """End all that came of the workers: first by SIGTERM, then for good."""
+        for pid in descendants(os.getpid()):
+            kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while descendants(os.getpid()) and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.02)
+        self._sweep([], SWEEP_S)
+
+    def _start(self, descriptors: list[int], **command: Any) -> dict[str, Any]:
+        """Start a worker in a process group of its own; its pid, or why it could not be started."""
+        failed_read, failed_write = os.pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            become(command, descriptors, failed_write, parent)
+        os.close(failed_write)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        failed = os.read(failed_read, 16)
+        os.close(failed_read)
+        if failed:
+            os.waitpid(pid, 0)
+            return {"failed": int(failed)}
+        self._workers.add(pid)
+        return {"started": pid}
+
+    def _signal(self, _: list[int], pid: int, number: int) -> dict[str, Any]:
+        """Signal the process group of a worker; whether anything of it was left."""
+        try:
+            os.killpg(pid, number)
+        except (ProcessLookupError, PermissionError):
+            return {"signalled": False}
+        return {"signalled": True}
+
+    def _sweep(self, _: list[int], timeout_s: float) -> dict[str, Any]:
+        """Kill everything below the guard; pid, state and name of what is left after that time."""
+        return {"left": kill_descendants(timeout_s, self._reap)}
+
+    def _reap(self) -> bool:
+        """Collect what has ended, and tell of the workers among it; False where the launcher is gone."""
+        is_there = True
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return is_there
+            if pid == 0:
+                return is_there
+            if pid in self._workers:
+                self._workers.discard(pid)
+                is_there = self._tell({"ended": pid, "status": status}) and is_there
+
+    def _tell(self, answer: dict[str, Any]) -> bool:
+        try:
+            send(self._launcher, answer)
+        except OSError:
+            return False
+        return True
+
+
+def become(command: dict[str, Any], descriptors: list[int], failed: int, parent: int) -> None:
+    """Turn this forked child into the worker; what stands in the way is written as its number."""
+    try:
+        os.setpgid(0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)  # the guard was killed before it could be noticed
+        signal.set_wakeup_fd(-1)
+        for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        if command.get("cpus"):
+            os.sched_setaffinity(0, command["cpus"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for place, descriptor in enumerate(descriptors, 1):
+            os.dup2(descriptor, place)
+        os.execve(command["path"], command["arguments"], command["environment"])
+    except OSError as exc:
+        os.write(failed, str(exc.errno or 0).encode())
+    finally:
+        os._exit(127)
+
+
+def descendants(root: int) -> list[int]:
+    """The processes that live below another one; those that only wait to be reaped do not count."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    with os.scandir("/proc") as entries:
+        processes = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    for pid in processes:
+        if (found := stat_of(pid)) is not None:
+            children.setdefault(found[1], []).append((pid, found[0]))
+    living, look = [], [root]
+    while look:
+        for pid, state in children.get(look.pop(), ()):
+            look.append(pid)
+            if state not in "ZX":
+                living.append(pid)
+    return living
+
+
+def kill_descendants(timeout_s: float, reap: Callable[[], object]) -> list[tuple[int, str, str]]:
+    """Kill everything below this process; pid, state and name of what is left after that time."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.001
+    while True:
+        reap()
+        left = descendants(os.getpid())
+        if not left or time.monotonic() >= deadline:
+            return [(pid, *described(pid)) for pid in left]
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        time.sleep(pause_s)  # nothing tells when a process that is no child has ended
+        pause_s = min(pause_s * 2, 0.05)
+
+
+def reap_all() -> None:
+    """Collect whatever has ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def stat_of(pid: int) -> tuple[str, int] | None:
+    """State and parent of a process; None where it is gone."""
+    fields = proc_file(pid, "stat").rpartition(b")")[2].split()
+    return (fields[0].decode(), int(fields[1])) if fields else None
+
+
+def described(pid: int) -> tuple[str, str]:
+    """State and name of a process, for people."""
+    name = proc_file(pid, "comm").decode("utf-8", "replace").strip()
+    return (stat_of(pid) or ("?", 0))[0], name or "?"
+
+
+def proc_file(pid: int, name: str) -> bytes:
+    """What the kernel tells of a process; nothing where it is gone.  (pathlib would take longer to import than all else.)"""
+    try:
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def kill(pid: int, number: int) -> None:
+    """Signal one process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def send(to: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    """Send a message with descriptors."""
+    body = json.dumps(message).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    to.sendmsg([len(body).to_bytes(_LENGTH, "big")], rights)
+    to.sendall(body)
+
+
+def receive(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """The next message and its descriptors; None where the other side is gone."""
+    descriptors = array.array("i")
+    try:
+        head, extra, _, _ = source.recvmsg(_LENGTH, socket.CMSG_LEN(2 * descriptors.itemsize))
+        for level, kind, value in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(value)
+        head += _exactly(source, _LENGTH - len(head)) if head else b""
+        body = _exactly(source, int.from_bytes(head, "big"))
+    except OSError:
+        return None, []
+    return (json.loads(body) if body else None), list(descriptors)
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = source.recv(min(size, 1 << 20))
+        if not part:
+            raise ConnectionError("the other side is gone")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def become_subreaper() -> None:
+    """Let what a descendant leaves behind become a child of this process (Linux; elsewhere groups must do)."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl; nothing where there is none."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(option, value, 0, 0, 0)
+
+
+def main() -> None:
+    """Guard the launcher at the other end of the socket with the descriptor that the command line names."""
+    become_subreaper()
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # a worker that had it would hide the guard's own end from the launcher
+    guard = Guard(socket.socket(fileno=descriptor))
+    try:
+        guard.serve(woken)
+    finally:
+        guard.end_everything(ORPHAN_GRACE_S)
+
+
+if __name__ == "__main__":
+    main()

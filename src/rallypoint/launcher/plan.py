@@ -1,0 +1,217 @@
+"""What a launcher is going to do on this node, made of its options and of what the scheduler tells; with the reasons."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rallypoint.launcher.options import OptionSources
+from rallypoint.launcher.schedulers import Placement, SchedulerError, detect
+from rallypoint.launcher.worker_env import Template
+
+__all__ = ["Plan", "make_plan"]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Everything that is known before anything is started."""
+
+    path: str
+    arguments: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+    nproc: int
+    endpoint: str
+    run_id: str
+    config: Mapping[str, str]
+    options: Mapping[str, Any]
+    placement: Placement | None
+    because: tuple[str, ...]
+    """Where each choice came from, a line each."""
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The variables that the user asks for."""
+        return tuple(self.options["env"])
+
+    def lines(self) -> list[str]:
+        """The plan for people."""
+        nodes = str(self.min_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes} to {self.max_nodes}"
+        what = " ".join(self.arguments)
+        return [
+            f"{nodes} nodes meet at {self.endpoint or 'a free port of this machine'} as run {self.run_id!r}",
+            f"this node starts {self.nproc} x {self.path}: {what}",
+            *self.because,
+        ]
+
+
+def make_plan(
+    command: Sequence[str],
+    sources: OptionSources,
+    environment: Mapping[str, str],
+    hostname: str,
+    *,
+    is_literal: bool = False,
+) -> Plan:
+    """The plan of this node; ValueError with a sentence where nothing should be started.
+
+    `is_literal`: the command stood behind `--`, and is run as it is.
+    """
+    because = [f"{name.replace('_', '-')}: from {why}" for name, why in sources.why.items()]
+    placement = None
+    if not sources["standalone"] and not (sources.is_given("nnodes") and sources["nnodes"] == (1, 1)):
+        placement = _placement(environment, hostname)
+    if placement is not None:
+        because.append(placement.in_words())
+    nodes = sources["nnodes"] or _as_bounds(placement.nnodes if placement else None)
+    if nodes is None:
+        if placement is not None:
+            raise ValueError(f"{placement.scheduler} does not tell how many nodes there are: say it by --nnodes N")
+        nodes = (1, 1)
+    endpoint, config = _endpoint(sources, nodes, placement)
+    run_id = sources["run_id"] or (placement.run_id if placement else "") or "run"
+    path, arguments = resolve_command(command, sources, environment, is_literal=is_literal)
+    plan = Plan(
+        path,
+        tuple(arguments),
+        nodes[0],
+        nodes[1],
+        _workers(sources, placement, environment),
+        endpoint,
+        run_id,
+        config,
+        {name: sources[name] for name in ("env", *_KEPT)},
+        placement,
+        tuple(because),
+    )
+    _check_log_dir(plan.options["log_dir"])
+    return plan
+
+
+_KEPT = (
+    "node_rank",
+    "local_addr",
+    "role",
+    "max_restarts",
+    "restart_window",
+    "no_progress",
+    "grace",
+    "log_dir",
+    "redirects",
+    "tee",
+    "show_ranks",
+    "pin",
+)
+
+
+def _placement(environment: Mapping[str, str], hostname: str) -> Placement | None:
+    try:
+        return detect(environment, hostname)
+    except SchedulerError:
+        raise
+    except ValueError as exc:
+        raise SchedulerError(str(exc)) from exc
+
+
+def _as_bounds(nodes: int | None) -> tuple[int, int] | None:
+    return None if nodes is None else (nodes, nodes)
+
+
+_SCHEMES = {"c10d": "c10d://", "etcd-v3": "etcd://", "etcd-v2": "etcd-v2://"}
+
+
+def _endpoint(
+    sources: OptionSources, nodes: tuple[int, int], placement: Placement | None
+) -> tuple[str, dict[str, str]]:
+    """Where to meet, and the options of the rendezvous; an empty endpoint stands for a free port of this machine."""
+    config = dict(sources["rdzv_conf"])
+    if sources["standalone"]:
+        if nodes[1] > 1:
+            raise ValueError(
+                f"--standalone is one node, and --nnodes says {nodes[0]}:{nodes[1]}: leave one of them out"
+            )
+        return "", config
+    if sources["rdzv"] and (sources["rdzv_endpoint"] or sources["rdzv_backend"]):
+        raise ValueError("--rdzv says where to meet, and so does --rdzv-backend or --rdzv-endpoint: give one of them")
+    backend, endpoint = sources["rdzv_backend"], sources["rdzv"] or sources["rdzv_endpoint"]
+    if backend == "static" or (sources["master_addr"] and not endpoint):
+        endpoint = endpoint or f"{sources['master_addr'] or 'localhost'}:{sources['master_port']}"
+        if nodes[1] > 1 and sources["node_rank"] is None:
+            raise ValueError("--rdzv-backend static takes ranks as they are given: say --node-rank N on each node")
+    elif not endpoint and placement is not None:
+        endpoint = placement.endpoint
+    if not endpoint:
+        if nodes[1] > 1:
+            raise ValueError("several nodes need a place to meet: say --rdzv HOST:PORT, the same on each of them")
+        return "", config
+    return f"{_SCHEMES.get(backend, '')}{endpoint}", config
+
+
+def _workers(sources: OptionSources, placement: Placement | None, environment: Mapping[str, str]) -> int:
+    wanted = sources["nproc_per_node"]
+    if wanted is None:
+        return (placement.nproc if placement else None) or 1
+    if isinstance(wanted, int):
+        return wanted
+    gpus = count_gpus(environment)
+    if wanted == "gpu" and not gpus:
+        raise ValueError("--nproc-per-node gpu: this machine has no GPU that can be seen")
+    if wanted == "cpu" or not gpus:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return gpus
+
+
+def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """How many GPUs the workers may use, without loading anything that talks to them."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    return len(list(devices.glob("nvidia[0-9]*")))
+
+
+def resolve_command(
+    command: Sequence[str], sources: OptionSources, environment: Mapping[str, str], *, is_literal: bool
+) -> tuple[str, list[str]]:
+    """The program and its arguments; ValueError for one that does not exist or cannot be executed."""
+    if not command:
+        raise ValueError("there is no command: write it behind --, as in `rallypoint run -- python train.py`")
+    program, *rest = command
+    if sources["module"] and not is_literal:
+        return sys.executable, [sys.executable, "-u", "-m", program, *rest]
+    is_script = program.endswith(".py") and not sources["no_python"] and not is_literal
+    if is_script:
+        if not Path(program).is_file():
+            raise ValueError(f"the script {program!r} does not exist (this folder is {Path.cwd()})")
+        return sys.executable, [sys.executable, "-u", program, *rest]
+    path = shutil.which(program, path=environment.get("PATH"))
+    if path is None:
+        raise ValueError(_why_not(program))
+    return path, [program, *rest]
+
+
+def _why_not(program: str) -> str:
+    if "/" not in program:
+        advice = f"; for a file in this folder write ./{program}" if Path(program).is_file() else ""
+        return f"there is no command {program!r} on the PATH{advice}"
+    if Path(program).is_dir():
+        return f"{program!r} is a folder, not a command"
+    if Path(program).exists():
+        return f"{program!r} cannot be executed: chmod +x {program}"
+    return f"the command {program!r} does not exist"
+
+
+def _check_log_dir(folder: Path | None) -> None:
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".rallypoint-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise ValueError(f"--log-dir {folder} cannot be written: {exc.strerror or exc}") from exc

@@ -1,0 +1,167 @@
+"""Workers and their guard: real processes, real signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.launcher.guard import descendants
+from rallypoint.launcher.processes import Ended, GuardLostError, ProcessGuard, StartError
+from tests.waiting import until
+
+SHELL = "/bin/sh"
+
+
+class Launched:
+    """A guard, and what it told."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, Ended] = {}
+        self.is_lost = threading.Event()
+        self._heard = threading.Condition()
+        self.guard = ProcessGuard(self._note, self.is_lost.set)
+
+    def _note(self, ended: Ended) -> None:
+        with self._heard:
+            self.ended[ended.pid] = ended
+            self._heard.notify_all()
+
+    def start(self, script: str, out: int = 1, **environment: str) -> int:
+        return self.guard.start(SHELL, ["sh", "-c", script], {"PATH": os.environ["PATH"], **environment}, out, 2)
+
+    def wait(self, pid: int) -> Ended:
+        with self._heard:
+            assert self._heard.wait_for(lambda: pid in self.ended, 20)
+        return self.ended[pid]
+
+
+@pytest.fixture
+def launched() -> Iterator[Launched]:
+    launched = Launched()
+    yield launched
+    launched.guard.close()
+
+
+def output_of(run: Callable[[int], int]) -> tuple[int, str]:
+    """Run something that writes to a descriptor, until every copy of that is closed."""
+    read, write = os.pipe()
+    pid = run(write)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        return pid, pipe.read()
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+
+
+def test_a_worker_has_its_environment_and_its_output_and_tells_how_it_ended(launched: Launched) -> None:
+    pid, output = output_of(lambda out: launched.start('echo "$GREETING"; exit 3', out, GREETING="hello"))
+    assert output == "hello\n"
+    ended = launched.wait(pid)
+    assert (ended.exit_code, ended.signal, ended.code, ended.in_words) == (3, None, 3, "ended with code 3")
+
+
+def test_a_signal_reaches_the_whole_group_of_a_worker(launched: Launched) -> None:
+    pid, output = output_of(lambda out: _started(launched, out))
+    assert output == "ready\n"
+    ended = launched.wait(pid)
+    assert (ended.signal, ended.code, ended.in_words) == (signal.SIGTERM, 143, "was ended by SIGTERM")
+    assert not launched.guard.signal(pid, signal.SIGTERM)
+
+
+def _started(launched: Launched, out: int) -> int:
+    """A worker with a child; both have the pipe, so it closes when both have ended."""
+    pid = launched.start("sleep 600 & echo ready; wait", out)
+    until(lambda: len(descendants(pid)) == 1)
+    assert launched.guard.signal(pid, signal.SIGTERM)
+    return pid
+
+
+def test_what_a_worker_left_behind_is_swept_whatever_session_it_made(launched: Launched) -> None:
+    pid = launched.start("setsid sh -c 'sleep 600 & sleep 600' & exit 0")
+    assert launched.wait(pid).code == 0
+    until(lambda: len(descendants(launched.guard.pid)) == 3)
+    assert launched.guard.sweep() == []
+    assert descendants(launched.guard.pid) == []
+
+
+def test_a_sweep_tells_of_the_workers_that_it_ended(launched: Launched) -> None:
+    pid = launched.start("trap '' TERM; sleep 600")
+    assert launched.guard.sweep() == []
+    assert launched.wait(pid).signal == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("/nowhere/program", "No such file or directory"), ("/etc/hostname", "Exec format error|Permission denied")],
+)
+def test_a_command_that_cannot_be_started_is_said(launched: Launched, path: str, why: str) -> None:
+    with pytest.raises(StartError, match=f"{path} cannot be started: ({why})"):
+        launched.guard.start(path, [path], {}, 1, 2)
+
+
+def test_a_large_environment_is_no_trouble(launched: Launched) -> None:
+    large = {f"V{i}": "x" * 100_000 for i in range(8)}
+    pid, output = output_of(lambda out: launched.start('printf %s "$V7" | wc -c', out, **large))
+    assert output.strip() == "100000"
+    assert launched.wait(pid).code == 0
+
+
+def test_a_worker_may_be_bound_to_some_cpus(launched: Launched) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    script = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+    def run(out: int) -> int:
+        return launched.guard.start(sys.executable, [sys.executable, "-c", script], {}, out, 2, [cpu])
+
+    assert output_of(run)[1] == f"[{cpu}]\n"
+
+
+def test_closing_ends_everything(launched: Launched) -> None:
+    pid = launched.start("setsid sleep 600 & sleep 600")
+    until(lambda: len(descendants(pid)) == 2)
+    everything = descendants(launched.guard.pid)
+    launched.guard.close()
+    assert not any(exists(process) for process in everything)
+
+
+def test_killing_the_guard_ends_the_workers_and_is_told(launched: Launched) -> None:
+    pid = launched.start("exec sleep 600")
+    os.kill(launched.guard.pid, signal.SIGKILL)
+    until(lambda: not exists(pid))
+    assert launched.is_lost.wait(10)
+    with pytest.raises(GuardLostError, match="ended from outside"):
+        launched.start("exit 0")
+
+
+LAUNCHER = """
+import os, sys, time
+from rallypoint.launcher.processes import ProcessGuard
+guard = ProcessGuard(lambda ended: None)
+pid = guard.start("/bin/sh", ["sh", "-c", sys.argv[1]], dict(os.environ), 1, 2)
+print(guard.pid, pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "script", ["setsid sleep 600 & sleep 600", "trap '' TERM; setsid sleep 600 & while :; do sleep 1; done"]
+)
+def test_nothing_is_left_after_a_launcher_was_killed(script: str) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, script], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    guard_pid, pid = map(int, launcher.stdout.readline().split())
+    until(lambda: len(descendants(pid)) >= 2)
+    everything = [guard_pid, *descendants(guard_pid)]
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    until(lambda: not any(exists(process) for process in everything))
