@@ -1,0 +1,148 @@
+"""Certificates: made by `rallypoint certs`, read again when they change, warned of before they end (rule 16)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import ssl
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from rallypoint import tls
+from rallypoint.cli.certs import make_certificates
+from rallypoint.tls import TlsContext, TlsFiles, expires_at
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_certificates(tmp_path / "certs", (), 365)
+    return tmp_path / "certs"
+
+
+def files(folder: Path, name: str) -> TlsFiles:
+    return TlsFiles(*(str(folder / file) for file in ("ca.pem", f"{name}.pem", f"{name}-key.pem")))
+
+
+async def greeting(server: TlsContext, client: TlsContext | ssl.SSLContext) -> bytes:
+    """What a client hears of a server that says its first word after the handshake."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"welcome")
+        await writer.drain()
+        writer.close()
+
+    listener = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server.current())
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        context = client.current() if isinstance(client, TlsContext) else client
+        return await heard_at(port, context)
+
+
+async def heard_at(port: int, context: ssl.SSLContext) -> bytes:
+    """What a client hears of the server at a port; nothing where its certificate is refused."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        return await reader.read()
+    except (ssl.SSLError, ConnectionError):  # with TLS 1.3 the server refuses after the client's handshake
+        return b""
+    finally:
+        writer.close()
+
+
+def test_server_and_node_believe_each_other(folder: Path) -> None:
+    server = TlsContext(files(folder, "server"), is_server=True)
+    assert asyncio.run(greeting(server, TlsContext(files(folder, "node"), is_server=False))) == b"welcome"
+
+
+def test_a_peer_without_a_certificate_is_refused(folder: Path) -> None:
+    server = TlsContext(files(folder, "server"), is_server=True)
+    bare = TlsContext(TlsFiles(cacert=str(folder / "ca.pem")), is_server=False)
+    assert asyncio.run(greeting(server, bare)) == b""
+
+
+def test_a_server_of_another_authority_is_not_believed(folder: Path, tmp_path: Path) -> None:
+    make_certificates(tmp_path / "others", (), 365)
+    server = TlsContext(files(tmp_path / "others", "server"), is_server=True)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        asyncio.run(greeting(server, TlsContext(files(folder, "node"), is_server=False)))
+
+
+def test_a_listener_that_is_open_already_uses_replaced_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    make_certificates(tmp_path / "others", (), 365)
+    server = TlsContext(files(folder, "server"), is_server=True)
+    old = TlsContext(files(folder, "node"), is_server=False).current()
+    new = TlsContext(files(tmp_path / "others", "node"), is_server=False).current()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"welcome")
+        await writer.drain()
+        writer.close()
+
+    async def play() -> list[bytes]:
+        heard = []
+        listener = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server.current())
+        port = listener.sockets[0].getsockname()[1]
+        for context in (old, new):
+            heard.append(await heard_at(port, context))
+            for file in (tmp_path / "others").iterdir():
+                shutil.copy(file, folder / file.name)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await heard_at(port, old)
+        listener.close()
+        return heard
+
+    assert asyncio.run(play()) == [b"welcome", b"welcome"]
+
+
+def test_files_that_cannot_be_used_leave_the_former_ones_in_use(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    server = TlsContext(files(folder, "server"), is_server=True)
+    before = server.current()
+    (folder / "server.pem").write_text("half a file")
+    assert server.current() is before
+    assert "the former ones stay in use" in caplog.text
+
+
+@pytest.mark.parametrize(("days", "expected"), [(13, "expires in 1"), (400, "")])
+def test_the_end_of_a_certificate_is_warned_of_two_weeks_ahead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, expected: str
+) -> None:
+    make_certificates(tmp_path, (), days)
+    with caplog.at_level(logging.WARNING):
+        TlsContext(files(tmp_path, "server"), is_server=True)
+    assert expected in caplog.text
+    assert bool(caplog.records) is bool(expected)
+    ends = expires_at((tmp_path / "server.pem").read_bytes())
+    assert ends is not None
+    assert abs(ends - datetime.now(timezone.utc) - timedelta(days=days)) < timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ({"cert": ""}, "key is given and cert is not"),
+        ({"key": ""}, "cert is given and key is not"),
+        ({"cacert": "/nowhere/ca.pem"}, "The CA certificate '/nowhere/ca.pem' cannot be read: No such file"),
+        ({"key": "node-key.pem"}, "the key is not that of the certificate"),
+        ({"cacert": "garbage"}, "it is not valid PEM"),
+    ],
+)
+def test_files_that_cannot_be_used_get_a_sentence(folder: Path, broken: dict[str, str], sentence: str) -> None:
+    (folder / "garbage").write_bytes(b"\x00\x01")
+    given = {"cacert": "ca.pem", "cert": "server.pem", "key": "server-key.pem"} | broken
+    wrong = TlsFiles(**{name: str(folder / file) if file else "" for name, file in given.items()})
+    with pytest.raises(ValueError, match=sentence):
+        wrong.make(is_server=True)
+
+
+def test_the_end_of_what_is_no_certificate_is_not_known() -> None:
+    assert expires_at(b"nothing") is None
+    assert expires_at(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----") is None
