@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.launcher.guard import descendants
 from rallypoint.launcher.processes import Ended, GuardLostError, ProcessGuard, StartError
-from tests.waiting import until
+from tests.support.waiting import until
 
 SHELL = "/bin/sh"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.launcher.guard import descendants
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
 Launch = Callable[..., subprocess.Popen[str]]
 
