@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rallypoint.launcher.verdict import LARGEST, Failure, judge, shortened, summary_of
+from rallypoint.verdict import LARGEST, Failure, judge, shortened, summary_of
 
 RESET = (
     "Traceback (most recent call last):",

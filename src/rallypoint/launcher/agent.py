@@ -27,7 +27,7 @@ from rallypoint.errors import (
 from rallypoint.launcher.exit_codes import LaunchExit
 from rallypoint.launcher.output import OutputRouter
 from rallypoint.launcher.plan import Plan
-from rallypoint.launcher.processes import Ended, GuardLostError, ProcessGuard, StartError, Survivor, signal_name
+from rallypoint.launcher.processes import GUARD_LOST, Ended, GuardLostError, ProcessGuard, StartError, Survivor, signal_name
 from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
 from rallypoint.messages.notices import Placed
@@ -111,11 +111,14 @@ class Agent:
                 with Round(self._plan, member, placed, guard, self._output, self._restarts) as current:
                     self._say(current.in_words)
                     self._watch(current)
-        except _Done as done:
-            if done.why:
-                self._say(done.why)
-            self._leave(member, done)
-            return done.code
+        except _Done as exc:
+            done = exc
+        except GuardLostError as exc:
+            done = _Done(LaunchExit.GAVE_UP, str(exc), Reason.GAVE_UP)
+        if done.why:
+            self._say(done.why)
+        self._leave(member, done)
+        return done.code
 
     # Joining ------------------------------------------------------------------------------------------------------
 
@@ -139,7 +142,7 @@ class Agent:
                     at_once=True,
                 )
             if isinstance(event, GuardLost):
-                raise _Done(LaunchExit.GAVE_UP, "the guard process was ended from outside", Reason.GAVE_UP)
+                raise GuardLostError(GUARD_LOST)
             if isinstance(event, Joined):
                 if event.placed is not None:
                     return event.placed
@@ -164,7 +167,7 @@ class Agent:
             if isinstance(event, Signalled):
                 self._pass_on(current, event.number)
             elif isinstance(event, GuardLost):
-                raise _Done(LaunchExit.GAVE_UP, "the guard process was ended from outside", Reason.GAVE_UP)
+                raise GuardLostError(GUARD_LOST)
             elif isinstance(event, RoundChange) and event.seal_id == current.seal_id:
                 self._world_changed(current, event)
                 return
@@ -220,16 +223,12 @@ class Agent:
             if isinstance(event, Ended):
                 current.ended(event, stopped=True)
             elif isinstance(event, Signalled):
-                if event.number == signal.SIGINT and self._hurries():
+                if event.number == signal.SIGINT:
                     break
                 current.signal(event.number)
         left = current.sweep()
         if left:
             raise _Done(LaunchExit.GAVE_UP, _cannot_be_killed(left), Reason.GAVE_UP)
-
-    def _hurries(self) -> bool:
-        self._interrupts += 1
-        return True
 
     # The end ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import msgspec
 from rallypoint.errors import RendezvousError
 from rallypoint.launcher import guard
 
-__all__ = ["Ended", "GuardLostError", "ProcessGuard", "StartError", "Survivor"]
+__all__ = ["GUARD_LOST", "Ended", "GuardLostError", "ProcessGuard", "StartError", "Survivor"]
 
 ANSWER_S = 30.0
 
@@ -140,11 +140,11 @@ class ProcessGuard:
             try:
                 guard.send(self._socket, request, descriptors)
             except OSError as exc:
-                raise GuardLostError(_LOST) from exc
+                raise GuardLostError(GUARD_LOST) from exc
             answer = self._answers.get(timeout=timeout_s)
         if answer is None:
             self._answers.put(None)
-            raise GuardLostError(_LOST)
+            raise GuardLostError(GUARD_LOST)
         return answer
 
     def _read(self) -> None:
@@ -163,7 +163,7 @@ class ProcessGuard:
         self._lost()
 
 
-_LOST = "the guard process of this launcher was ended from outside, and with it the workers"
+GUARD_LOST = "the guard process of this launcher was ended from outside, and with it the workers"
 
 
 def signal_name(number: int) -> str:
