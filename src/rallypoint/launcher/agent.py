@@ -27,7 +27,15 @@ from rallypoint.errors import (
 from rallypoint.launcher.exit_codes import LaunchExit
 from rallypoint.launcher.output import OutputRouter
 from rallypoint.launcher.plan import Plan
-from rallypoint.launcher.processes import GUARD_LOST, Ended, GuardLostError, ProcessGuard, StartError, Survivor, signal_name
+from rallypoint.launcher.processes import (
+    GUARD_LOST,
+    Ended,
+    GuardLostError,
+    ProcessGuard,
+    StartError,
+    Survivor,
+    signal_name,
+)
 from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
 from rallypoint.messages.notices import Placed

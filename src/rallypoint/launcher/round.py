@@ -19,9 +19,9 @@ from rallypoint.client.member import Member
 from rallypoint.launcher.output import OutputRouter, Stream
 from rallypoint.launcher.plan import Plan
 from rallypoint.launcher.processes import Ended, ProcessGuard, Survivor
-from rallypoint.verdict import Failure
 from rallypoint.launcher.worker_env import WorkerPlace, first_rank, worker_environment
 from rallypoint.messages.notices import Placed
+from rallypoint.verdict import Failure
 
 __all__ = ["Round", "RoundChange"]
 
