@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import NodeMessage
 from rallypoint.messages.types import Count, Name, Round, Seconds, Text, Token, Why
 from rallypoint.report import KeptOutLine, NodeLine, RunLine
+from rallypoint.verdict import Failure, Verdict
 
 VERSION = 2
 FRAME_LIMIT = 64 * 1024
@@ -132,6 +134,13 @@ class AskLift(Numbered, frozen=True, tag="ask-lift"):
     node: Text
 
 
+class AskVerdict(Numbered, frozen=True, tag="ask-verdict", omit_defaults=True):
+    """How the workers of this node failed in the world with this seal id, each `at` seconds ago; which of all failed first?"""
+
+    seal_id: Token
+    failures: Annotated[tuple[Failure, ...], Meta(max_length=64)] = ()
+
+
 class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
     """The server of a run (rule 17i): its incarnation and claim; in doubt where the claim cannot be renewed (rule 17e)."""
 
@@ -203,8 +212,15 @@ class Done(Numbered, frozen=True, tag="done", omit_defaults=True):
     reason: Token = ""
 
 
-Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict | AskLift
-Answer = Peers | Runs | Status | Done
+class VerdictGiven(Numbered, frozen=True, tag="verdict", omit_defaults=True):
+    """Which worker failed first; None while reports are awaited, and where nothing was reported."""
+
+    verdict: Verdict | None = None
+    is_awaited: bool = False
+
+
+Ask = AskHeard | AskPeers | AskRuns | AskStatus | AskClose | AskEvict | AskLift | AskVerdict
+Answer = Peers | Runs | Status | Done | VerdictGiven
 FromNode = Hello | Proof | Ping | NodeMessage | Ask
 FromServer = Challenge | Welcome | Goodbye | Pong | NodeNotice | Answer
 

@@ -11,8 +11,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from rallypoint.messages.types import Count, Moment, Name, Text
 
 __all__ = ["Failure", "Verdict", "judge", "summary_of"]
 
@@ -32,19 +36,19 @@ _BY_ITSELF = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one worker ended that did not end well.
 
-    `at` is a moment on the server's clock.  `stopped`: its launcher ended it; `after_loss`: a node was already lost then.
+    `at` is a moment on the server's clock; in a report, how many seconds ago it was.  `stopped`: its launcher ended it; `after_loss`: a node was already lost then.
     `tail` are the last lines of its stderr.
     """
 
-    rank: int
-    node: str
-    exit_code: int | None
-    signal: int | None = None
-    at: float = 0.0
+    rank: Count
+    node: Name
+    exit_code: Count | None
+    signal: Count | None = None
+    at: Moment = 0.0
     stopped: bool = False
     after_loss: bool = False
     out_of_memory: bool = False
-    tail: tuple[str, ...] = ()
+    tail: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
     @property
     def code(self) -> int:
@@ -68,6 +72,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(
             _NETWORK.search(summary_of(self.tail)) or (self.signal and _NETWORK.search("\n".join(self.tail[-15:])))
         )
+
+    @property
+    def is_genuine(self) -> bool:
+        """Whether it explains itself: neither its launcher nor a peer brought it about."""
+        return not (self.stopped or self.after_loss or self.names_a_peer)
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,7 +110,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 def judge(failures: Iterable[Failure], lost: Sequence[str] = ()) -> Verdict:
     """Which of them came first; the nodes that were `lost` without a report explain what names a peer."""
     by_time = sorted(failures, key=lambda failure: (failure.at, failure.rank))
-    genuine = [f for f in by_time if not (f.stopped or f.after_loss or f.names_a_peer)]
+    genuine = [f for f in by_time if f.is_genuine]
     if not genuine and not lost:
         # Nothing explains itself: the earliest is the best guess, unless its own launcher ended it.
         genuine = [f for f in by_time if not f.stopped][:1] or by_time[:1]

@@ -365,3 +365,43 @@ def test_a_line_for_torchrun_works_with_the_name_changed(launch: Launch, tmp_pat
     code, out, _ = ends(launch("--standalone", "--nnodes=1", "--nproc_per_node=2", str(script), "--lr", "3"))
     assert code == 0
     assert sorted(out.splitlines()) == [f"[{rank}] " + json.dumps([["--lr", "3"], "2"]) for rank in range(2)]
+
+
+# The verdict ----------------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "an exception": ("raise ValueError('loss is nan')", 1, "ValueError: loss is nan"),
+    "an exit code": ("sys.exit(17)", 17, "ended with code 17"),
+    "an abort": ("os.abort()", 134, "was ended by SIGABRT"),
+    "a segfault": ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was ended by SIGSEGV"),
+    "a kill": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was ended by SIGKILL"),
+}
+# Rank 0 talks to rank 1, and dies of the reset when rank 1 is gone.
+PAIR = """
+import os, signal, socket, sys, time
+import rallypoint
+me = rallypoint.worker()
+if me.rank == 1:
+    listener = socket.create_server(("127.0.0.1", 0))
+    me.store.set("port", str(listener.getsockname()[1]))
+    peer, _ = listener.accept()
+    peer.recv(1)
+    FAULT
+line = socket.create_connection(("127.0.0.1", int(me.store.get("port"))))
+line.sendall(b"x")
+if not line.recv(1):
+    raise ConnectionResetError("Connection closed by peer")
+"""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_node_names_the_rank_that_failed_first(launch: Launch, fault: str) -> None:
+    statement, code, words = FAULTS[fault]
+    port = free_port()
+    shared = ("--nnodes", "2", "--rdzv", f"127.0.0.1:{port}", "--rdzv-conf", SETTINGS, "--max-restarts", "0")
+    program = PAIR.replace("FAULT", statement)
+    nodes = [launch(*shared, "--", sys.executable, "-c", program) for _ in range(2)]
+    for ended, _, err in map(ends, nodes):
+        assert ended == code, err
+        assert re.search(rf"rank 1 on \S+ failed first: it .*{words}", err), err
+        assert "rank 0 failed only because of it" in err

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -21,8 +21,9 @@ from rallypoint.client.round_store import RoundStore, Serve, StoreOffer, cannot_
 from rallypoint.client.view import State, View
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Ending, Node, Reason
-from rallypoint.protocol import AskHeard, AskPeers, Peer, Peers
+from rallypoint.protocol import AskHeard, AskPeers, AskVerdict, Peer, Peers, VerdictGiven
 from rallypoint.stores.errors import StoreError
+from rallypoint.verdict import Failure, Verdict
 
 _BLIP_S = 1.0
 """How long a node that leaves tries to say so if the server was away at the last attempt."""
@@ -32,6 +33,9 @@ _HURRY_S = 0.5
 
 _ASK_S = 1.0
 """How long an answer is awaited that memory can stand in for."""
+
+_REPORT_S = 0.2
+"""How often a report is repeated until the verdict is there."""
 
 _INVOLVED = (State.WAITING, State.SPARE, State.HOLDS, State.BROKEN)
 
@@ -148,6 +152,25 @@ class Member:
                 f"within {self.close_s:.0f} s; this node goes on asking until it leaves"
             )
         self._closed_run = link.wait(lambda view: view.state not in _INVOLVED, deadline)
+
+    def verdict(self, placed: Placed, failures: Sequence[Failure], timeout_s: float) -> Verdict | None:
+        """Report how workers of this node failed, each `at` a moment of this process's clock; which of all failed first.
+
+        It is repeated until the server, or the one after it, has the verdict; None where it has none in that time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            now = time.monotonic()
+            aged = tuple(msgspec.structs.replace(failure, at=max(now - failure.at, 0.0)) for failure in failures)
+            answer: object = None
+            with suppress(errors.RendezvousError):
+                ask = partial(AskVerdict, seal_id=placed.seal_id, failures=aged)
+                answer = self.link.ask(ask, max(deadline - now, 0.01))
+            if isinstance(answer, VerdictGiven) and (answer.verdict is not None or not answer.is_awaited):
+                return answer.verdict
+            if time.monotonic() + _REPORT_S >= deadline:
+                return None
+            self.link.wait(lambda _: self._gone, time.monotonic() + _REPORT_S)
 
     def peers(self) -> Iterator[Peer]:
         """The members of the world, page by page, in the order of their ranks."""

@@ -186,7 +186,7 @@ class Session:
             self._welcome(message, now)
         elif isinstance(message, protocol.Pong):
             self._served_by(message.serving, now)
-        elif isinstance(message, (protocol.Peers, protocol.Runs, protocol.Status, protocol.Done)):
+        elif isinstance(message, protocol.Answer):
             self._answered(message)
         elif isinstance(message, protocol.Challenge):
             raise RendezvousStateError("the server challenges a node, as it should an administrator only")

@@ -40,6 +40,7 @@ from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
+from rallypoint.verdict import Verdict
 
 __all__ = ["Agent"]
 
@@ -50,8 +51,10 @@ ENDING = {
     signal.SIGHUP: LaunchExit.PREEMPTED,
 }
 """What a signal makes of this launcher; the others are only passed on."""
-VERDICT_S = 2.0
-"""How long a worker's failure waits for the news that a peer was lost, which would explain it."""
+VERDICT_S = 6.0
+"""How long the verdict is awaited; a server that was replaced meanwhile must hear all reports again."""
+HEARSAY_S = 1.0
+"""How long a node whose own workers did not fail asks for the verdict."""
 
 
 class Signalled(msgspec.Struct, frozen=True):
@@ -95,6 +98,8 @@ class Agent:
         )
         self._restarts = 0
         self._interrupts = 0
+        self._verdict: Verdict | None = None
+        """What ended the last round, if a failure did."""
 
     def run(self) -> int:
         """Run until the work is done or cannot be; the exit code."""
@@ -113,6 +118,7 @@ class Agent:
                 signal.signal(number, handler)
 
     def _run(self, guard: ProcessGuard, member: Member, join_s: float) -> int:
+        done: _Done
         try:
             while True:
                 placed = self._join(member, join_s)
@@ -155,6 +161,8 @@ class Agent:
                 if event.placed is not None:
                     return event.placed
                 assert event.error is not None, "a join gives a place or an error"
+                if isinstance(event.error, RendezvousClosedError):
+                    raise self._closed(str(event.error))
                 raise _join_failed(event.error)
 
     # A round ------------------------------------------------------------------------------------------------------
@@ -188,26 +196,37 @@ class Agent:
 
     def _world_changed(self, current: Round, change: RoundChange) -> None:
         self._say(f"round {current.number} is over: {change.why}; the workers are stopped")
+        self._judge(current, HEARSAY_S)
         self._stop(current)
         self._policy.progressed()
         if change.is_closed:
-            raise _Done(LaunchExit.CLOSED, change.why, Reason.WITHDREW)
+            raise self._closed(change.why)
 
     def _failed(self, current: Round) -> None:
         """A worker failed: its peers are stopped, and the cause decides whether it is charged."""
-        failure = current.failures[0]
-        # Workers that crash on a peer's death do so before anybody is told of it.
-        peer_lost = current.wait_until_over(VERDICT_S)
+        # Workers that crash on a peer's death do so before anybody is told of it: the verdict tells cause and effect apart.
+        self._judge(current, VERDICT_S)
         self._stop(current)
-        if peer_lost:
-            self._say(f"rank {failure.rank} {failure.why}, because a peer was lost: that is not charged")
+        failure = self._verdict.first if self._verdict is not None else current.failures[0]
+        if failure is None or failure.rank not in {mine.rank for mine in current.failures}:
+            self._say("the workers of this node failed because of that: it is not charged")
             return
-        self._say(f"rank {failure.rank} on this node failed: it {failure.why}")
         decision = self._policy.crashed(failure.why, time.monotonic())
         if not decision.restart:
             raise _Done(failure.code, f"no more restarts: {decision.why}", Reason.GAVE_UP)
         self._restarts += 1
         self._say(f"the workers start again: {decision.why}")
+
+    def _judge(self, current: Round, timeout_s: float) -> None:
+        """Learn which worker failed first, and say so; every node says the same."""
+        self._verdict = current.verdict(timeout_s)
+        for line in self._verdict.lines() if self._verdict is not None else ():
+            self._say(line)
+
+    def _closed(self, why: str) -> _Done:
+        """The run is closed: where a worker's failure led to it, its exit code is that of every node."""
+        first = self._verdict.first if self._verdict is not None else None
+        return _Done(first.code if first is not None else LaunchExit.CLOSED, why, Reason.WITHDREW)
 
     def _pass_on(self, current: Round, number: int) -> None:
         """Pass a signal on to the workers; one that ends the launcher gives them the grace to end."""
@@ -262,8 +281,6 @@ def _join_failed(error: BaseException) -> _Done:
     """What a join that failed makes of the launcher."""
     if isinstance(error, RendezvousGracefulExitError):
         return _Done(LaunchExit.DONE, f"this node stood by and was not needed: {error}", Reason.WITHDREW)
-    if isinstance(error, RendezvousClosedError):
-        return _Done(LaunchExit.CLOSED, str(error), Reason.WITHDREW)
     if isinstance(error, RendezvousTimeoutError):
         return _Done(LaunchExit.JOIN_TIMEOUT, str(error), Reason.WITHDREW)
     if isinstance(error, (RendezvousError, GuardLostError)):

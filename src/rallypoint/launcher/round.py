@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +23,16 @@ from rallypoint.launcher.plan import Plan
 from rallypoint.launcher.processes import Ended, ProcessGuard, Survivor
 from rallypoint.launcher.worker_env import WorkerPlace, first_rank, worker_environment
 from rallypoint.messages.notices import Placed
-from rallypoint.verdict import Failure
+from rallypoint.verdict import LARGEST, Failure, Verdict, shortened
 
 __all__ = ["Round", "RoundChange"]
 
 DRAIN_S = 2.0
 """How long output is awaited after the last worker ended; a process that was left behind may keep it open."""
+
+
+REPORT_BYTES = 48 * 1024
+"""What all failures of a node may take in one message."""
 
 
 class RoundChange(msgspec.Struct, frozen=True):
@@ -60,6 +66,7 @@ class Round:
         self._folder = Path(tempfile.mkdtemp(prefix="rallypoint-"))
         self._held: list[socket.socket] = []
         self._is_watched = True
+        self._oom_kills = oom_kills()
         self.failures: list[Failure] = []
 
     def __enter__(self) -> Round:
@@ -123,11 +130,25 @@ class Round:
         worker.ended, worker.stopped = ended, stopped
         if ended.code != 0 and not stopped:
             self._output.drain(worker.pipes, DRAIN_S)
-            tail = tuple(worker.pipes[-1].tail())
             self.failures.append(
-                Failure(worker.rank, self._member.view.node.name, ended.exit_code, ended.signal, tail=tail)
+                Failure(
+                    worker.rank,
+                    self._member.view.node.name,
+                    ended.exit_code,
+                    ended.signal,
+                    at=time.monotonic(),
+                    after_loss=self.is_over,
+                    out_of_memory=ended.signal == signal.SIGKILL and oom_kills() > self._oom_kills,
+                    tail=tuple(line[:4096] for line in worker.pipes[-1].tail()),
+                )
             )
         return True
+
+    def verdict(self, timeout_s: float) -> Verdict | None:
+        """Report how workers of this node failed; which of all nodes' workers failed first, None where nobody can tell."""
+        limit = min(REPORT_BYTES // max(len(self.failures), 1), LARGEST)
+        reported = [shortened(failure, limit) for failure in self.failures[:64]]
+        return self._member.verdict(self._placed, reported, timeout_s)
 
     def signal(self, number: int) -> None:
         """Signal every worker that has not ended."""
@@ -248,6 +269,16 @@ class Round:
         share = max(len(cores) // place.local_world_size, 1)
         start = place.local_rank * share % len(cores)
         return cores[start : start + share]
+
+
+def oom_kills() -> int:
+    """How many processes of this control group were killed because memory ran out; 0 where the kernel does not tell."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        events = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().split()
+        return int(events[events.index("oom_kill") + 1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _has(streams: dict[int, int] | int, local_rank: int, bit: int) -> bool:

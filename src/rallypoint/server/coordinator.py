@@ -25,6 +25,7 @@ from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
 from rallypoint.server.effects import Effects, RunChange, ToRecord
 from rallypoint.server.run_state import RunState
 from rallypoint.server.runs import AppliedInput, HostedRuns, RunInput
+from rallypoint.server.verdicts import Verdicts
 
 DEFAULTS = ServerLimits()
 RECORD_AWAITED_S = 2.0
@@ -68,6 +69,7 @@ class Coordinator:
         self._recorded_before: set[str] = set()
         """Runs whose record was confirmed while the server did not know whether its claim stands."""
         self._admission = Admission(self.limits, self.only_run, self.remote_admins, self.secret)
+        self._verdicts = Verdicts()
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
         self._connections: dict[int, Connection] = {}
@@ -342,13 +344,17 @@ class Coordinator:
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
             return
-        if isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
+        if isinstance(ask, protocol.AskVerdict) and node_id:
+            hosted = self.runs.known.get(run_id)
+            world = hosted.run if hosted is not None else None
+            answer: protocol.Answer = self._verdicts.answer(ask, known.key, world, self._nodes, now)
+        elif isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
             order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
             if isinstance(order, administration.Order):  # the answer follows the record
                 taken = RunInput(order.change, None, caller, ask.number, order.answer)
                 self._tell(self.runs.take(ask.run_id, taken, now), effects)
                 return
-            answer: protocol.Answer = order
+            answer = order
         else:
             answer = administration.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
         self._send(caller, protocol.frame(answer), effects)
@@ -369,6 +375,8 @@ class Coordinator:
             why = "most of the nodes have fallen silent: another process may serve them from now on"
             effects.happenings.append(RunChange(run_id, why, run, run))
         effects.forgotten += self.runs.forgotten
+        for run_id in self.runs.forgotten:
+            self._verdicts.forget(run_id)
         self.runs.to_record.clear()
         self.runs.deserted.clear()
         self.runs.forgotten.clear()
