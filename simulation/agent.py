@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rallypoint.client import view as views
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
 from rallypoint.messages.types import Reason
-from simulation.virtual_time import Action, Process
+from simulation.virtual_time import Process
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -148,7 +149,7 @@ class Agent(Process):
         if data:
             self.cluster.send_to_server(self, data)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Callable[[], object]) -> None:
         """Let the session do something, and let the world see what it changed."""
         before = self.view
         action()

@@ -1,7 +1,8 @@
 """The wire protocol, sans-IO: frames of JSON with their length in front.
 
 A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  A server
-with a secret answers an administrator with a `Challenge` first, and welcomes it after the right `Proof` (rule 17j).  Then
+with a token answers with a `Challenge` first, which proves that it has the token, and welcomes a caller after the right
+`Proof` (rule 16); so does an elected server with an administrator, by the secret of its claim (rule 17j).  Then
 follow the core's own messages in either direction (a heartbeat is a repeated announcement) and questions with numbered
 answers.  A message that is not understood ends its connection, with a reason, and no other.
 """
@@ -21,6 +22,7 @@ from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import NodeMessage
 from rallypoint.messages.types import Count, Name, Round, Seconds, Text, Token, Why
 from rallypoint.report import KeptOutLine, NodeLine, RunLine
+from rallypoint.tokens import AccessRole
 from rallypoint.verdict import Failure, Verdict
 
 VERSION = 2
@@ -50,7 +52,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
 
     `process` is a token of the node's process: it tells the server which nodes go when it goes.  `incarnation`, `epoch`
     and `claim_id` name the server that the node heard last (rule 17i).  `proof` shows that the node knows the secret of
-    the claim (rule 17j).
+    the claim (rule 17j).  `role` is what the caller wants to do, and `nonce` its part of the challenge (rule 16); an
+    administrator whose token is for one run names that run.
     """
 
     protocol: int
@@ -63,6 +66,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     epoch: Round = 0
     claim_id: Token = ""
     proof: Token = ""
+    role: AccessRole = AccessRole.NODE
+    nonce: Token = ""
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,7 +80,7 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """An administrator's answer to a challenge: it knows the secret of the claim."""
+    """The answer to a challenge: the caller has the token, or knows the secret of the claim."""
 
     mac: Token
 
@@ -151,9 +156,10 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
-    """The server has a secret: an administrator is to show that it knows it.  The nonce is of this connection only."""
+    """The caller is to prove what it has or knows.  The nonce is of this connection only; `proof` is that of the server."""
 
     nonce: Token
+    proof: Token = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
@@ -242,6 +248,11 @@ def framed(body: bytes) -> bytes:
 def proof_of(secret: str, hello: Hello) -> str:
     """What shows that a node knows the secret of the claim that it connects to, without telling it (rule 17j)."""
     return _mac(secret, (hello.run_id, hello.node_id, hello.connection, hello.process))
+
+
+def named(hello: Hello, nonce: str) -> tuple[str | int, ...]:
+    """What a proof on a connection is of, beside the run and the role: nothing of it fits another connection (rule 16)."""
+    return hello.node_id, hello.connection, hello.process, hello.nonce, nonce
 
 
 def admin_mac(secret: str, nonce: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["TlsContext", "TlsFiles", "expires_at"]
+__all__ = ["NO_TLS", "TlsContext", "TlsFiles", "expires_at"]
 
 log = logging.getLogger("rallypoint.tls")
 
@@ -63,6 +63,9 @@ class TlsFiles(msgspec.Struct, frozen=True):
     def signature(self) -> tuple[object, ...]:
         """What changes when a file is replaced."""
         return tuple(_stamp(name) for name in (self.cacert, self.cert, self.key))
+
+
+NO_TLS = TlsFiles()
 
 
 class TlsContext:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rallypoint.cli import close, completion, demo, evict, run, runs, serve, status
+from rallypoint.cli import certs, close, completion, demo, evict, run, runs, serve, status, token
 from rallypoint.cli.exit_codes import ExitCode, exit_code_of
 from rallypoint.cli.output import print_error
 from rallypoint.cli.parser import Command, Parser
@@ -25,6 +25,8 @@ COMMANDS: dict[str, Command] = {
     "close": close,
     "evict": evict,
     "demo": demo,
+    "token": token,
+    "certs": certs,
     "completion": completion,
 }
 

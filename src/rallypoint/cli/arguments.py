@@ -15,6 +15,8 @@ from rallypoint.net import parse_endpoint, written
 if TYPE_CHECKING:
     from rallypoint.client.admin_client import AdminClient
     from rallypoint.location.register_admin import RegisterAdminClient
+    from rallypoint.tls import TlsFiles
+    from rallypoint.tokens import Token
 
 DEFAULT_PORT = 29400
 ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"  # replaces --endpoint where that is not given
@@ -22,15 +24,18 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROBE_S = 1.0  # how long something that is no server is asked whether it is a c10d store
 
 # Written out here, so that `--help` need not import the code that uses them.
+_ACCESS = {
+    "token_file": ("FILE", "the file with a server's token (default: $RALLYPOINT_TOKEN)"),
+    "cacert": ("FILE", "the certificates that the other side's own is signed by; implies TLS"),
+    "cert": ("FILE", "{whose}; implies TLS"),
+    "key": ("FILE", "the key of that certificate"),
+}
 _FOR_ETCD = {
     "etcd_prefix": ("TEXT", "where in etcd the keys of all runs lie (default: /rallypoint)"),
     "username": ("NAME", "the name of etcd's user, where it has users"),
     "password_file": ("FILE", "the file with that user's password"),
-    "cacert": ("FILE", "the certificates that etcd's own are signed by; implies TLS"),
-    "cert": ("FILE", "this client's certificate, where etcd wants one; implies TLS"),
-    "key": ("FILE", "the key of that certificate"),
 }
-_ETCD_V3 = tuple(_FOR_ETCD)
+_ETCD_V3 = (*_FOR_ETCD, "cacert", "cert", "key")
 _TAKEN_BY = {"etcd": _ETCD_V3, "etcds": _ETCD_V3, "etcd-v2": ("cacert", "cert", "key")}  # by the endpoint's scheme
 
 
@@ -97,11 +102,32 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         f"etcd-v2://HOST:PORT,HOST:PORT, c10d://HOST:PORT or file:///PATH (default: ${ENDPOINT_VARIABLE}, or "
         f"localhost:{DEFAULT_PORT})",
     )
-    for_etcd = parser.add_argument_group(
-        "where the endpoint is etcd", "etcd-v2:// takes --cacert, --cert and --key; others take none of these."
-    )
+    add_access_arguments(parser, "this client's certificate, where the other side wants one")
+    for_etcd = parser.add_argument_group("where the endpoint is etcd", "etcd:// and etcds:// take these.")
     for name, (metavar, help_text) in _FOR_ETCD.items():
         for_etcd.add_argument(_as_flag(name), metavar=metavar, help=help_text)
+
+
+def add_access_arguments(parser: argparse.ArgumentParser, whose: str) -> None:
+    """Declare how the two sides believe each other."""
+    group = parser.add_argument_group(
+        "access", "a server takes all of these; etcd:// and etcd-v2:// take certificates."
+    )
+    for name, (metavar, help_text) in _ACCESS.items():
+        group.add_argument(_as_flag(name), metavar=metavar, help=help_text.format(whose=whose))
+
+
+def access(args: argparse.Namespace) -> tuple[Token | None, TlsFiles]:
+    """The token and the certificates that were named; UsageError for what cannot be used."""
+    from rallypoint.tls import TlsFiles
+    from rallypoint.tokens import read_token
+
+    tls = TlsFiles(args.cacert or "", args.cert or "", args.key or "")
+    try:
+        tls.check()
+        return read_token(args.token_file), tls
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def add_why_argument(parser: argparse.ArgumentParser) -> None:
@@ -112,21 +138,23 @@ def add_why_argument(parser: argparse.ArgumentParser) -> None:
 
 def connect(args: argparse.Namespace) -> AdminClient | RegisterAdminClient:
     """A connection to the server that was named, or to those that the register names."""
-    config = {name: value for name in _FOR_ETCD if (value := getattr(args, name)) is not None}
+    given = {name: getattr(args, name) for name in (*_FOR_ETCD, *_ACCESS)}
+    config = {name: value for name, value in given.items() if value is not None}
     if isinstance(args.endpoint, str):
         return _connect_to_register(args.endpoint, config)
     host, port = args.endpoint
     where = written(host, port)
-    if config:
+    if only_etcd := [name for name in config if name in _FOR_ETCD]:
         raise UsageError(
-            f"{_as_flag(next(iter(config)))} is for etcd, and {where} would be a server: write the endpoint as "
+            f"{_as_flag(only_etcd[0])} is for etcd, and {where} would be a server: write the endpoint as "
             f"etcd://{where}, or leave the option out"
         )
     from rallypoint.client.admin_client import AdminClient
     from rallypoint.stores.store_probe import is_store
 
     try:
-        return AdminClient(host, port)
+        token, tls = access(args)
+        return AdminClient(host, port, token=token, tls=tls)
     except RendezvousConnectionError as exc:
         if not is_store(host, port, _PROBE_S):
             raise

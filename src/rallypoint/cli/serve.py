@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rallypoint.cli.arguments import DEFAULT_PORT, listen_address
+from rallypoint.cli.arguments import DEFAULT_PORT, access, add_access_arguments, listen_address
 from rallypoint.cli.exit_codes import UsageError
 from rallypoint.cli.output import printable
 from rallypoint.errors import RendezvousError
@@ -15,6 +15,9 @@ from rallypoint.net import written
 if TYPE_CHECKING:
     import logging
     import socket
+
+    from rallypoint.tls import TlsFiles
+    from rallypoint.tokens import Token
 
 HELP = "serve runs to nodes, until SIGTERM or SIGINT"
 
@@ -33,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="bind beyond loopback, though everybody who reaches the port is let in"
     )
+    add_access_arguments(parser, "the server's own certificate")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,8 +44,10 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     try:
-        with _listen(*args.bind, insecure=args.insecure) as listener:
-            asyncio.run(_serve(listener, args))
+        token, tls = access(args)
+        is_closed = token is not None or bool(tls.cacert)
+        with _listen(*args.bind, insecure=args.insecure or is_closed) as listener:
+            asyncio.run(_serve(listener, args, token, tls))
     except OSError as exc:
         raise RendezvousError(str(exc)) from exc
     return 0
@@ -67,18 +73,22 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
         raise RendezvousError(f"{written(host, port)} cannot be bound: {exc.strerror or exc}") from exc
     raise UsageError(
         f"{host} is not a loopback address, so other machines may reach it, and whoever does could join, close and "
-        f"evict: there are no tokens and no TLS yet; bind 127.0.0.1, or add --insecure where the network is trusted"
+        f"evict: give it a token (--token-file, made by `rallypoint token --new`) or certificates with a CA (--cacert, "
+        f"--cert, --key, made by `rallypoint certs DIR`); or bind 127.0.0.1, or add --insecure where the network is trusted"
     )
 
 
-async def _serve(listener: socket.socket, args: argparse.Namespace) -> None:
+async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token | None, tls: TlsFiles) -> None:
     import asyncio
     import signal
     from contextlib import ExitStack
+    from functools import partial
 
     from rallypoint import events
+    from rallypoint.server.coordinator import Coordinator
     from rallypoint.server.service import Service
     from rallypoint.server.state_file import StateFile
+    from rallypoint.tls import TlsContext
 
     signals: asyncio.Queue[str] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,11 +97,15 @@ async def _serve(listener: socket.socket, args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         if args.log_json is not None:
             stack.enter_context(events.write_json_lines(args.log_json))
-        service = Service(state=StateFile(args.state) if args.state is not None else None)
+        service = Service(
+            partial(Coordinator, token=token),
+            state=StateFile(args.state) if args.state is not None else None,
+            tls=TlsContext(tls, is_server=True) if tls else None,
+        )
         host, port = listener.getsockname()[:2]
         await service.start(listener)
-        if args.insecure:
-            log.warning("there are no tokens and no TLS: whoever reaches %s can join, close and evict", args.bind[0])
+        if args.insecure and token is None and not tls.cacert:
+            log.warning("there is no token and no CA: whoever reaches %s can join, close and evict", args.bind[0])
         print(f"rallypoint serve: listening on {written(host, port)}", flush=True)
         log.info("ended by %s", await signals.get())
         await service.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import TypeVar
 from rallypoint import protocol
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.net import written
+from rallypoint.tls import NO_TLS, TlsFiles
+from rallypoint.tokens import AccessRole, Side, Token, nonce
 
 PATIENCE_S = 3.0
 FRAME_LIMIT = 1024 * 1024
@@ -36,15 +39,29 @@ class NotDoneError(RendezvousError):
 class AdminClient:
     """A connection that belongs to no node.  Each answer may take `patience_s`, connecting as long or `connect_s`.
 
-    `secret` is that of the claim of an elected server, from its register; a server at a fixed address has none.
+    `secret` is that of the claim of an elected server, from its register; a server at a fixed address may want a `token`
+    and `tls`.
     """
 
     def __init__(
-        self, host: str, port: int, patience_s: float = PATIENCE_S, secret: str = "", *, connect_s: float | None = None
+        self,
+        host: str,
+        port: int,
+        patience_s: float = PATIENCE_S,
+        secret: str = "",
+        *,
+        connect_s: float | None = None,
+        token: Token | None = None,
+        tls: TlsFiles = NO_TLS,
     ) -> None:
         self.where = written(host, port)
         self._patience_s = patience_s
-        self._secret = secret
+        self._secret, self._token, self._tls = secret, token, tls
+        role = AccessRole.ADMIN if token is None or not token.run_id else token.role
+        run_id = token.run_id if token is not None else ""
+        # A node's token lets its holder look, as a viewer's does.
+        role = AccessRole.VIEWER if role is AccessRole.NODE else role
+        self._hello = protocol.Hello(protocol.VERSION, run_id, role=role, nonce=nonce())
         self._is_welcome = False
         self._is_probed = False
         self._reader = protocol.Reader(FRAME_LIMIT)
@@ -52,7 +69,7 @@ class AdminClient:
         self._asked = 0
         self._socket = self._connect(host, port, patience_s if connect_s is None else connect_s)
         try:
-            self._say(protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
+            self._say(protocol.MAGIC + protocol.frame(self._hello))
             # Nothing is asked before the welcome: what arrives after a goodbye would make the kernel discard it.
             greeting = self._hear(protocol.Welcome, protocol.Challenge)
             if isinstance(greeting, protocol.Challenge):
@@ -98,15 +115,38 @@ class AdminClient:
 
     def _connect(self, host: str, port: int, connect_s: float) -> socket.socket:
         try:
-            return socket.create_connection((host, port), connect_s)
+            connection = socket.create_connection((host, port), connect_s)
+            return (
+                self._tls.make(is_server=False).wrap_socket(connection, server_hostname=host)
+                if self._tls
+                else connection
+            )
         except TimeoutError:
             why = f"nothing answered within {connect_s:.2g} s"
+        except ssl.SSLError as exc:
+            raise RendezvousConnectionError(
+                f"{self.where} and this command do not believe each other's certificates, or it has no TLS: {exc}"
+            ) from exc
         except (OSError, UnicodeError) as exc:
             why = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
         advice = "; is `rallypoint serve` running there, and does its port let you in?"
         raise RendezvousConnectionError(f"{self.where} cannot be reached: {why}{'' if self._secret else advice}")
 
     def _prove(self, challenge: protocol.Challenge) -> None:
+        if self._token is not None:
+            key, named = (
+                self._token.for_run(self._hello.run_id, self._hello.role),
+                protocol.named(self._hello, challenge.nonce),
+            )
+            if not key.is_proof(challenge.proof, Side.SERVER, *named):
+                raise RendezvousConnectionError(f"the server at {self.where} has another token, or none")
+            self._say(protocol.frame(protocol.Proof(key.prove(Side.CLIENT, *named))))
+            self._hear(protocol.Welcome)
+            return
+        if challenge.proof:
+            raise RendezvousConnectionError(
+                f"the server at {self.where} wants a token: name its file by --token-file, or put it into RALLYPOINT_TOKEN"
+            )
         if not self._secret:
             raise RendezvousConnectionError(
                 f"the server at {self.where} is part of a job: it answers only those who know the secret of its claim; "

@@ -249,7 +249,7 @@ class Link:
     async def _connect(self, connection: _LinkConnection) -> None:
         target = self._target = await self._locator.find(self)
         self._hurry.clear()
-        self.session.secret, self.session.claim_id = target.secret, target.claim_id
+        self.session.secret, self.session.claim_id, self.session.token = target.secret, target.claim_id, target.token
         for host in target.hosts[:-1]:
             with suppress(*_FAILURES):
                 return await self._connect_to(host, target.port, connection)
@@ -263,7 +263,7 @@ class Link:
             self._tried = [str(address[0]) for *_, address in found]
             if self._hurry.is_set():
                 raise asyncio.TimeoutError(_ELSEWHERE)
-        self._connecting = loop.create_task(loop.create_connection(lambda: connection, host, port))
+        self._connecting = loop.create_task(loop.create_connection(lambda: connection, host, port, **self._tls(host)))
         timer = loop.call_later(CONNECT_S, self._connecting.cancel)
         try:
             await self._connecting
@@ -275,6 +275,14 @@ class Link:
         finally:
             timer.cancel()
             self._connecting = None
+
+    def _tls(self, host: str) -> dict[str, Any]:
+        target = self._target
+        return (
+            {"ssl": target.tls.current(), "server_hostname": host}
+            if target is not None and target.tls is not None
+            else {}
+        )
 
     def _lost(self, why: str, *, refused: bool = False) -> None:
         """There is no connection, for this reason."""
@@ -336,7 +344,7 @@ class Link:
         """Bytes arrived."""
         was_welcomed = self.session.welcomed
         try:
-            self._do(lambda: self.session.received(data, time.monotonic()))
+            self._do(lambda: self._send(self.session.received(data, time.monotonic())))
         except RendezvousStateError as exc:
             if self._target is not None and self._target.claim_id:
                 # Something else answers at the port of a claim: it may be another's by now, and is never final (17a).

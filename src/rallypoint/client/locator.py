@@ -11,17 +11,21 @@ import msgspec
 from rallypoint.client.session import Session
 from rallypoint.core.model import EndedIncarnation
 from rallypoint.net import written
+from rallypoint.tls import TlsContext
+from rallypoint.tokens import Token
 
 ASK_S = 1.0
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the server is said to be, and the secret by which a node shows that it may connect (rule 17j)."""
+    """Where the server is said to be, and how a node shows that it may connect: the secret of a claim, a token, TLS."""
 
     hosts: tuple[str, ...]
     port: int
     secret: str = ""
     claim_id: str = ""
+    token: Token | None = None
+    tls: TlsContext | None = None
 
     @property
     def in_words(self) -> str:

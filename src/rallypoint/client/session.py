@@ -19,6 +19,7 @@ from rallypoint.messages.notices import Placed, RunClosed
 from rallypoint.messages.requests import Announced, CloseAsked, Left
 from rallypoint.messages.types import Node, Reason
 from rallypoint.protocol import Serving
+from rallypoint.tokens import Side, Token, nonce
 
 _PING = protocol.frame(protocol.Ping())
 
@@ -32,6 +33,10 @@ class Session:
         self.process = process
         self.claim_id = self.secret = ""
         """Those of the claim which the next connection is made to (rule 17j); empty at a fixed address."""
+        self.token: Token | None = None
+        """What this node and a server at a fixed address prove to each other (rule 16)."""
+        self._nonce = ""
+        """This node's part of the challenge on a connection that is not proven yet."""
         self.connection = 0
         self.connected = self.welcomed = False
         self.is_outdated = False
@@ -59,23 +64,45 @@ class Session:
         """A connection is open: say who this is and all that it knows, without waiting for the welcome."""
         self._look(now)
         self.connection += 1
-        self.connected = True
+        self.connected = self.token is None
+        self._nonce = nonce() if self.token is not None else ""
         self.welcomed = self.is_outdated = False
         self.goodbye = None
         self.heard_at = now
         self._reader = protocol.Reader()
-        data = protocol.MAGIC + protocol.frame(self._hello())
+        opening = protocol.MAGIC + protocol.frame(self._hello())
+        return opening + self._introduction() if self.connected else opening
+
+    def _introduction(self) -> bytes:
+        """All that this node knows."""
+        data = b""
         if self._before_leaving is not None and any(isinstance(said, Left) for said in self._unheard.values()):
             # The place that it had: a server that has just started learns by it which rank leaves.
             data += protocol.frame(self._before_leaving)
         return data + self._announce()
 
-    def received(self, data: bytes, now: float) -> None:
-        """Bytes arrived."""
+    def received(self, data: bytes, now: float) -> bytes:
+        """Bytes arrived; what to send now."""
         self._look(now)
         self.heard_at = self.answered_at = now
+        reply = b""
         for body in self._reader.feed(data):
-            self._take(protocol.read(body, protocol.FROM_SERVER), now)
+            message = protocol.read(body, protocol.FROM_SERVER)
+            reply += self._prove(message) if isinstance(message, protocol.Challenge) else b""
+            self._take(message, now)
+        return reply
+
+    def _prove(self, challenge: protocol.Challenge) -> bytes:
+        """The server proves that it has the token, and so does this node; only then it says what it knows (rule 16)."""
+        if self.token is None:
+            return b""  # the server turns this node away in words
+        named = protocol.named(self._hello(), challenge.nonce)
+        if not self.token.is_proof(challenge.proof, Side.SERVER, *named):
+            raise RendezvousStateError(
+                "the server did not prove that it has this node's token: it has another one, or none"
+            )
+        self._nonce, self.connected = "", True
+        return protocol.frame(protocol.Proof(self.token.prove(Side.CLIENT, *named))) + self._introduction()
 
     def parting(self) -> bytes:
         """This node ends the connection: it is gone from a closed run, whose name is free once all are (rule 1)."""
@@ -86,6 +113,7 @@ class Session:
     def ended(self, now: float) -> None:
         """The connection is gone."""
         self.connected = self.welcomed = False
+        self._nonce = ""
         self.view = views.disconnected(self.view, now)
         questions, self._questions = self._questions, {}
         for answer in questions.values():
@@ -104,7 +132,7 @@ class Session:
 
     def is_stale(self, now: float) -> bool:
         """Whether the server has been silent for so long that this connection is to be given up."""
-        return self.connected and now - self.heard_at > self.view.settings.heartbeat_timeout_s
+        return (self.connected or bool(self._nonce)) and now - self.heard_at > self.view.settings.heartbeat_timeout_s
 
     def join(self, now: float, timeout_s: float) -> bytes:
         """Ask for a place in the next world; that it left before is over with that."""
@@ -153,7 +181,9 @@ class Session:
     def _hello(self) -> protocol.Hello:
         known = self._epoch
         caller = (self.run_id, self.view.node.id, self.connection, (), self.process)
-        hello = protocol.Hello(protocol.VERSION, *caller, known.incarnation, known.epoch, known.claim_id)
+        hello = protocol.Hello(
+            protocol.VERSION, *caller, known.incarnation, known.epoch, known.claim_id, nonce=self._nonce
+        )
         return msgspec.structs.replace(hello, proof=protocol.proof_of(self.secret, hello)) if self.secret else hello
 
     def _keep(self, is_wanted: Callable[[CloseAsked], bool]) -> None:
@@ -180,7 +210,7 @@ class Session:
     def _take(self, message: protocol.FromServer, now: float) -> None:
         if isinstance(message, protocol.Goodbye):
             self.goodbye = message
-        elif self.is_outdated:
+        elif self.is_outdated or isinstance(message, protocol.Challenge):
             return
         elif isinstance(message, protocol.Welcome):
             self._welcome(message, now)
@@ -188,8 +218,6 @@ class Session:
             self._served_by(message.serving, now)
         elif isinstance(message, protocol.Answer):
             self._answered(message)
-        elif isinstance(message, protocol.Challenge):
-            raise RendezvousStateError("the server challenges a node, as it should an administrator only")
         else:
             self.view = views.hear(self.view, message)
             if isinstance(message, Placed):
@@ -203,6 +231,10 @@ class Session:
             raise RendezvousStateError(
                 f"the server speaks version {welcome.protocol} of the protocol and the node version {protocol.VERSION}: "
                 f"run the same release of Rallypoint on both"
+            )
+        if self._nonce:
+            raise RendezvousStateError(
+                "the server wants no token, and this node has one: start the server with it, or leave it out here"
             )
         if self.claim_id and welcome.serving.claim_id != self.claim_id:
             self.is_outdated = True  # another server was meant

@@ -26,6 +26,8 @@ from rallypoint.net import listen
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import is_taken
+from rallypoint.tls import NO_TLS, TlsContext, TlsFiles
+from rallypoint.tokens import AccessRole, Token, client_token
 
 log = logging.getLogger("rallypoint.server")
 
@@ -42,11 +44,26 @@ class FixedLocator(Locator):
     if the endpoint is an address of this machine and nobody else serves it.
     """
 
-    def __init__(self, host: str, port: int, run_id: str, *, is_host: bool | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        run_id: str,
+        *,
+        is_host: bool | None = None,
+        token: Token | None = None,
+        tls: TlsFiles = NO_TLS,
+    ) -> None:
         self.run_id = run_id
+        self._token, self._tls = token, tls
         self.session: Session | None = None
         """That of the node which this is for, once it has asked where to connect."""
-        self._target = Target((host,), port)
+        self._target = Target(
+            (host,),
+            port,
+            token=client_token(token, run_id, AccessRole.NODE) if token is not None else None,
+            tls=TlsContext(tls, is_server=False) if tls else None,
+        )
         address = run_in_thread(lambda: local_address(host)) if is_host is not False else ""
         self._key: _Key | None = (address, port) if address else None
         if is_host and self._key is None:
@@ -137,10 +154,9 @@ class FixedLocator(Locator):
         return True
 
     def _service(self, key: _Key) -> Service:
-        warning = (
-            "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run"
-        )
-        log.warning(warning, self.run_id, *key)
+        if self._token is None and not self._tls.cacert:
+            warning = "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run"
+            log.warning(warning, self.run_id, *key)
         sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]
         seal_id, ranks = ranks_of_process(sessions)
         predecessor = None
@@ -156,8 +172,9 @@ class FixedLocator(Locator):
             process=process_token(),
             own_place=(seal_id, ranks),
             predecessor=predecessor,
+            token=self._token,
         )
-        return Service(make)
+        return Service(make, tls=TlsContext(self._tls, is_server=True) if self._tls else None)
 
 
 # A forked child hosts nothing.

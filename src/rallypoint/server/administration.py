@@ -18,6 +18,7 @@ from rallypoint.report import kept_out_of, line_of, node_to_evict, nodes_of
 from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
 from rallypoint.server.runs import HostedRun
+from rallypoint.tokens import AccessRole
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -31,10 +32,26 @@ class Order(msgspec.Struct, frozen=True):
         return run_state.apply(state, self.event, now, mint)
 
 
+def refusal(ask: Ask, hello: protocol.Hello | None) -> Done | None:
+    """The answer to a caller that may not ask this: a viewer that wants a change, or one whose token is for another run."""
+    assert hello is not None, "a question follows a hello"
+    if hello.node_id:
+        return None
+    if hello.role is AccessRole.VIEWER and isinstance(ask, (AskClose, AskEvict, AskLift)):
+        return Done(ask.number, False, "a viewer looks at runs and changes none: this takes an admin's token")
+    if (
+        hello.run_id
+        and isinstance(ask, (AskClose, AskEvict, AskLift, protocol.AskStatus))
+        and ask.run_id != hello.run_id
+    ):
+        return Done(ask.number, False, f"the token is for the run {hello.run_id!r}, not for {ask.run_id!r}")
+    return None
+
+
 def answer(
     ask: Ask, run_id: str, known: Mapping[str, HostedRun], now: float, messages: Mapping[str, int], *, is_node: bool
 ) -> Answer:
-    """The answer to a question; `run_id` is the run of the node that asks."""
+    """The answer to a question; `run_id` is the run of the node that asks, or the only one that an administrator sees."""
     if isinstance(ask, protocol.AskPeers):
         return _peers(ask, known.get(run_id))
     if isinstance(ask, protocol.AskHeard):
@@ -42,8 +59,9 @@ def answer(
     if is_node:
         return Done(ask.number, False, "a node does not administer its run")
     if isinstance(ask, protocol.AskRuns):
-        lines = (line_of(known[name].run, known[name].time(now)) for name in sorted(known)[:PAGE_SIZE])
-        return protocol.Runs(ask.number, len(known), tuple(lines))
+        names = sorted(known) if not run_id else [name for name in known if name == run_id]
+        lines = (line_of(known[name].run, known[name].time(now)) for name in names[:PAGE_SIZE])
+        return protocol.Runs(ask.number, len(names), tuple(lines))
     assert isinstance(ask, protocol.AskStatus), "a close and an eviction are no questions"
     hosted = known.get(ask.run_id)
     if hosted is None:

@@ -11,6 +11,7 @@ from rallypoint import protocol
 from rallypoint.core.model import Phase, Run
 from rallypoint.messages.requests import Standing
 from rallypoint.server.runs import HostedRun
+from rallypoint.tokens import Side, Token
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Connection:
     """Whether it is on the server's own machine."""
     hello: protocol.Hello | None = None
     nonce: str = ""
-    """An administrator was challenged by it, and has not proven yet that it knows the secret (rule 17j)."""
+    """The caller was challenged by it, and has not proven yet what it has or knows (rules 16, 17j)."""
     frame: bytes = b""
     """The last announcement that needed no answer, as it came, and the run as it was then."""
     run: Run | None = None
@@ -68,13 +69,15 @@ class Admission(msgspec.Struct, frozen=True):
     """The rules of one server.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `remote_admins` says
-    whether administrators may be on other machines.  An elected server has a `secret`, which administrators prove.
+    whether administrators may be on other machines.  An elected server has a `secret`, which administrators prove; one at
+    a fixed address may have a `token`, which every caller proves before it learns anything.
     """
 
     limits: ServerLimits
     only_run: str = ""
     remote_admins: bool = True
     secret: str = ""
+    token: Token | None = None
 
     def refusal(self, hello: protocol.Hello, runs: Mapping[str, HostedRun], *, is_local: bool = False) -> str:
         """Why a caller, which may be on this machine, is refused for good; empty if it is not."""
@@ -83,9 +86,9 @@ class Admission(msgspec.Struct, frozen=True):
                 f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
                 f"run the same release of Rallypoint on both"
             )
-        if bool(hello.run_id) != bool(hello.node_id):
+        if (hello.node_id and not hello.run_id) or (hello.run_id and not (hello.node_id or self.token)):
             return "a node names its run and itself"
-        if not (hello.node_id or self.remote_admins or self.secret or is_local):
+        if not (hello.node_id or self.remote_admins or self.secret or self.token or is_local):
             return "this server is part of a job and is administered from its own machine only: run the command there"
         if self.only_run and hello.run_id and hello.run_id != self.only_run:
             return (
@@ -111,8 +114,22 @@ class Admission(msgspec.Struct, frozen=True):
         """Whether a node knows the secret of this server's claim, where it has one (rule 17j)."""
         return not self.secret or protocol.is_same_mac(hello.proof, protocol.proof_of(self.secret, hello))
 
-    def objection(self, nonce: str, answer: protocol.FromNode) -> str:
-        """Why an administrator that was challenged by this nonce is not let in after this answer; empty if it is."""
+    def challenge(self, hello: protocol.Hello, nonce: str) -> protocol.Challenge:
+        """What a caller must answer; where there is a token, the server proves that it has it."""
+        key = self._key(hello)
+        return protocol.Challenge(
+            nonce, key.prove(Side.SERVER, *protocol.named(hello, nonce)) if key is not None else ""
+        )
+
+    def objection(self, hello: protocol.Hello, nonce: str, answer: protocol.FromNode) -> str:
+        """Why a caller that was challenged by this nonce is not let in after this answer; empty if it is."""
+        if self.token is not None:
+            key = self._key(hello)
+            if not isinstance(answer, protocol.Proof):
+                return "this server wants a token: give its file as token_file, or put it into RALLYPOINT_TOKEN"
+            if key is None or not key.is_proof(answer.mac, Side.CLIENT, *protocol.named(hello, nonce)):
+                return "the token is not that of this server, or not for this run and role"
+            return ""
         if not isinstance(answer, protocol.Proof):
             return (
                 "this server is part of a job: it answers only those who prove that they know the secret of its claim"
@@ -120,3 +137,12 @@ class Admission(msgspec.Struct, frozen=True):
         if not protocol.is_same_mac(answer.mac, protocol.admin_mac(self.secret, nonce)):
             return "another server was meant: the secret is not that of this server's claim; read the record again"
         return ""
+
+    def _key(self, hello: protocol.Hello) -> Token | None:
+        """The key of the run and role that a caller names; None where this server cannot know it."""
+        if self.token is None:
+            return None
+        try:
+            return self.token.for_run(hello.run_id, hello.role)
+        except ValueError:
+            return None

@@ -26,6 +26,7 @@ from rallypoint.server.effects import Effects, RunChange, ToRecord
 from rallypoint.server.run_state import RunState
 from rallypoint.server.runs import AppliedInput, HostedRuns, RunInput
 from rallypoint.server.verdicts import Verdicts
+from rallypoint.tokens import Token
 
 DEFAULTS = ServerLimits()
 RECORD_AWAITED_S = 2.0
@@ -36,7 +37,7 @@ RECORD_AWAITED_S = 2.0
 class Coordinator:
     """Everything a server knows.
 
-    `only_run`, `remote_admins` and `secret` are those of `Admission`.  `process` is the token of the process that it lives
+    `only_run`, `remote_admins`, `secret` and `token` are those of `Admission`.  `process` is the token of the process that it lives
     in.  An elected server has a `claim_id`, and never forgets its run; after a stall of its own of more than `pause_s` it
     waits until its claim is known to stand.
     """
@@ -53,6 +54,7 @@ class Coordinator:
     process: str = ""
     claim_id: str = ""
     secret: str = ""
+    token: Token | None = None
     pause_s: float = float("inf")
     own_place: tuple[str, tuple[int, ...]] = ("", ())
     predecessor: Predecessor | None = None
@@ -68,7 +70,7 @@ class Coordinator:
         self._unsure_since: float | None = None
         self._recorded_before: set[str] = set()
         """Runs whose record was confirmed while the server did not know whether its claim stands."""
-        self._admission = Admission(self.limits, self.only_run, self.remote_admins, self.secret)
+        self._admission = Admission(self.limits, self.only_run, self.remote_admins, self.secret, self.token)
         self._verdicts = Verdicts()
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
@@ -242,22 +244,31 @@ class Coordinator:
         elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to give up (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
-        elif refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local):
-            self._turn_away(caller, refusal, effects, final=True)
-        elif admission.secret and not hello.node_id:
+        elif admission.token is None and self._is_refused(known, hello, effects):
+            return
+        elif admission.token is not None or (admission.secret and not hello.node_id):
             known.hello, known.nonce = hello, self.mint()
-            self._send(caller, known.opening() + protocol.frame(protocol.Challenge(known.nonce)), effects)
+            self._send(caller, known.opening() + protocol.frame(admission.challenge(hello, known.nonce)), effects)
         else:
             self._welcome(known, hello, effects)
 
+    def _is_refused(self, known: Connection, hello: protocol.Hello, effects: Effects) -> bool:
+        refusal = self._admission.refusal(hello, self.runs.known, is_local=known.is_local)
+        if refusal:
+            self._turn_away(known.number, refusal, effects, final=True)
+        return bool(refusal)
+
     def _hear_proof(self, known: Connection, message: protocol.FromNode, effects: Effects) -> None:
-        """What a challenged administrator says: nothing else is heard before it has proven that it knows the secret."""
+        """What a challenged caller says: nothing else is heard before it has proven what it has or knows."""
         assert known.hello is not None, "a challenge answers a hello"
-        if objection := self._admission.objection(known.nonce, message):
-            self._turn_away(known.number, objection, effects)
-        else:
+        hello, has_token = known.hello, self._admission.token is not None
+        if objection := self._admission.objection(hello, known.nonce, message):
+            self.messages["refused"] += has_token
+            # A wrong secret may be that of an older claim: such a caller reads the register again (rule 17j).
+            self._turn_away(known.number, objection, effects, final=has_token)
+        elif not (has_token and self._is_refused(known, hello, effects)):
             known.nonce = ""
-            self._welcome(known, known.hello, effects)
+            self._welcome(known, hello, effects)
 
     def _welcome(self, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
         known.hello = hello
@@ -343,6 +354,9 @@ class Coordinator:
         (run_id, node_id), caller = known.key, known.number
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
+            return
+        if refusal := administration.refusal(ask, known.hello):
+            self._send(caller, protocol.frame(refusal), effects)
             return
         if isinstance(ask, protocol.AskVerdict) and node_id:
             hosted = self.runs.known.get(run_id)

@@ -18,6 +18,7 @@ from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.sockets import is_from_this_machine, raise_file_limit
 from rallypoint.server.state_file import StateFile, StateWriter, restored_runs
+from rallypoint.tls import TlsContext
 
 log = logging.getLogger("rallypoint.server")
 
@@ -37,7 +38,8 @@ class Service:
     """A server on one listening socket, on the loop it is started on.
 
     `make` makes its coordinator, given the time, limits and the like.  Records go to `state`; those of an elected server
-    go to the function `acted`, which is told of all effects and has `recorded` called (rule 17c).
+    go to the function `acted`, which is told of all effects and has `recorded` called (rule 17c).  With `tls` every
+    connection is encrypted, and where that has a CA, callers show a certificate.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Service:
         *,
         state: StateFile | None = None,
         acted: Callable[[Effects], None] | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
+        self._tls = tls
         self._state = StateWriter(state) if state is not None else None
         self._acted = acted
         self._limits = ServerLimits(connections=raise_file_limit() - RESERVE)
@@ -68,7 +72,14 @@ class Service:
         """Serve every caller that connects to this socket from now on."""
         self._loop = asyncio.get_running_loop()
         backlog = min(1024, self._limits.connections)
-        self._server = await self._loop.create_server(lambda: _ServerConnection(self), sock=listener, backlog=backlog)
+        context = self._tls.current() if self._tls is not None else None
+        self._server = await self._loop.create_server(
+            lambda: _ServerConnection(self),
+            sock=listener,
+            backlog=backlog,
+            ssl=context,
+            ssl_handshake_timeout=self._limits.hello_s if context is not None else None,
+        )
         # asyncio has shortened the kernel's queue to the number that it takes from it at a time.
         listener.listen(BACKLOG)
         self._tick()
