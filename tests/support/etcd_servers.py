@@ -11,6 +11,7 @@ import http.client
 import importlib.util
 import os
 import random
+import shutil
 import signal
 import socket
 import ssl
@@ -33,6 +34,10 @@ START_S = 60.0
 HOST = "127.0.0.1"
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where data goes that need not outlive the machine: many members that all wait for one disk would be what is tested."""
+FOLDER = "etcd-test-{}-"
+"""How the folders of a process begin, so that what a killed one left in memory is found and removed."""
+LOG_BYTES = 4 << 20
+"""Far more than a member writes to its log while it starts, of 128 MB that it reserves."""
 
 
 def binary(version: str) -> str:
@@ -161,6 +166,18 @@ class Member:
         wait_until(lambda: self.has_ended() or self.is_healthy())
         assert not self.has_ended(), f"etcd ended: {self.log.read_text(errors='replace')[-2000:]}"
 
+    @property
+    def write_ahead_log(self) -> Path:
+        return self.log.with_suffix("") / "member" / "wal"
+
+    def give_back_memory(self) -> None:
+        """Give back what etcd reserves for its log, which has just begun; it is allocated again as it is written."""
+        for file in self.write_ahead_log.glob("*"):
+            length = file.stat().st_size - LOG_BYTES
+            if length > 0:
+                command = ["fallocate", "--punch-hole", "--offset", str(LOG_BYTES), "--length", str(length), str(file)]
+                subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+
     def has_ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
@@ -190,10 +207,13 @@ class Cluster:
             self.members.append(Member(command, ports[number], folder / f"m{number}.log", tls))
 
     def start(self) -> None:
+        new = [member for member in self.members if not member.write_ahead_log.exists()]
         for member in self.members:
             member.start()
         for member in self.members:
             member.wait()
+        for member in new:
+            member.give_back_memory()
 
     def kill(self) -> None:
         for member in self.members:
@@ -244,7 +264,9 @@ class Cluster:
 def running(version: str = "3.5", size: int = 1, *, tls: bool = False, v2: bool = True) -> Iterator[Cluster]:
     """A cluster of one's own, to do harm to."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="etcd-test-", dir=MEMORY)))
+        _remove_folders_of_the_dead()
+        prefix = FOLDER.format(os.getpid())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=MEMORY)))
         cluster = Cluster(folder, version, size, Certificates(folder) if tls else None, v2=v2)
         stack.callback(cluster.kill)
         cluster.start()
@@ -252,8 +274,22 @@ def running(version: str = "3.5", size: int = 1, *, tls: bool = False, v2: bool 
 
 
 @functools.cache
+def _remove_folders_of_the_dead() -> None:
+    """Once in a process: what processes left behind that were killed with their tests."""
+    parent = Path(MEMORY or tempfile.gettempdir())
+    for folder in parent.glob(FOLDER.format("*") + "*"):
+        number = folder.name.split("-")[2]
+        if number.isdecimal() and not Path("/proc", number).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def shared(version: str = "3.5", size: int = 1, *, tls: bool = False, v2: bool = True) -> Cluster:
     """A cluster that all tests of this process share."""
+    return _shared(version, size, tls, v2)
+
+
+@functools.cache
+def _shared(version: str, size: int, tls: bool, v2: bool) -> Cluster:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(running(version, size, tls=tls, v2=v2))
