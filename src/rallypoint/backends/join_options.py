@@ -26,6 +26,8 @@ class JoinOptions(TypedDict, total=False):
     node_name: str
     store: Literal["auto", "torch", "rallypoint", "etcd"]
     is_host: bool
+    # A server at a fixed address
+    token_file: str
     # An elected server
     server_port: int | str
     lease_ttl: int
@@ -33,6 +35,7 @@ class JoinOptions(TypedDict, total=False):
     etcd_prefix: str
     username: str
     password_file: str
+    # A server at a fixed address, and etcd v3
     cacert: str
     cert: str
     key: str

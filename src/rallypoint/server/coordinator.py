@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 
@@ -28,10 +28,6 @@ from rallypoint.server.runs import AppliedInput, HostedRuns, RunInput
 from rallypoint.server.verdicts import Verdicts
 from rallypoint.tokens import Token
 
-DEFAULTS = ServerLimits()
-RECORD_AWAITED_S = 2.0
-"""From when on a node that waits is told that the record is awaited."""
-
 
 @dataclass(kw_only=True, eq=False)
 class Coordinator:
@@ -49,7 +45,7 @@ class Coordinator:
     remote_admins: bool = True
     keeps_records: bool = False
     restored: InitVar[Iterable[tuple[Run, int]]] = ()
-    limits: ServerLimits = DEFAULTS
+    limits: ServerLimits = field(default_factory=ServerLimits)
     hold_s: float | None = None
     process: str = ""
     claim_id: str = ""
@@ -224,16 +220,11 @@ class Coordinator:
         return hosted.run if hosted is not None else None
 
     def _stand_in(self, known: Connection, now: float) -> bytes:
-        """What is sent where there is no answer: a pong, or to a node that waits, that the record is awaited."""
+        """What is sent where there is no answer: a pong, or to a node that waits, why the server holds its run up."""
         hosted = self.runs.known.get(known.key[0])
-        since = hosted.written_since if hosted is not None and known.standing is Standing.WAITING else None
-        if hosted is None or since is None or now - since < RECORD_AWAITED_S:
+        why = hosted.held_up(now) if hosted is not None and known.standing is Standing.WAITING else ""
+        if hosted is None or not why:
             return self._pong(known.key[0])
-        why = "the server was paused, and finds out whether another one serves by now"
-        if hosted.withheld:
-            why = f"what was decided is being recorded, and the record has not been confirmed for {now - since:.1f} s"
-        elif hosted.is_deserted:
-            why = "the server does not hear most of its nodes, and waits whether another process serves them"
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
     def _greet(self, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
@@ -244,29 +235,28 @@ class Coordinator:
         elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to give up (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
-        elif admission.token is None and self._is_refused(known, hello, effects):
-            return
+        elif admission.token is None and (
+            refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local)
+        ):
+            self._turn_away(caller, refusal, effects, final=True)
         elif admission.token is not None or (admission.secret and not hello.node_id):
             known.hello, known.nonce = hello, self.mint()
             self._send(caller, known.opening() + protocol.frame(admission.challenge(hello, known.nonce)), effects)
         else:
             self._welcome(known, hello, effects)
 
-    def _is_refused(self, known: Connection, hello: protocol.Hello, effects: Effects) -> bool:
-        refusal = self._admission.refusal(hello, self.runs.known, is_local=known.is_local)
-        if refusal:
-            self._turn_away(known.number, refusal, effects, final=True)
-        return bool(refusal)
-
     def _hear_proof(self, known: Connection, message: protocol.FromNode, effects: Effects) -> None:
         """What a challenged caller says: nothing else is heard before it has proven what it has or knows."""
         assert known.hello is not None, "a challenge answers a hello"
-        hello, has_token = known.hello, self._admission.token is not None
-        if objection := self._admission.objection(hello, known.nonce, message):
-            self.messages["refused"] += has_token
+        admission, hello, has_token = self._admission, known.hello, self.token is not None
+        why = admission.objection(hello, known.nonce, message)
+        self.messages["refused"] += bool(why) and has_token
+        if not why and has_token:
+            why = admission.refusal(hello, self.runs.known, is_local=known.is_local)
+        if why:
             # A wrong secret may be that of an older claim: such a caller reads the register again (rule 17j).
-            self._turn_away(known.number, objection, effects, final=has_token)
-        elif not (has_token and self._is_refused(known, hello, effects)):
+            self._turn_away(known.number, why, effects, final=has_token)
+        else:
             known.nonce = ""
             self._welcome(known, hello, effects)
 
@@ -355,13 +345,11 @@ class Coordinator:
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
             return
-        if refusal := administration.refusal(ask, known.hello):
-            self._send(caller, protocol.frame(refusal), effects)
-            return
-        if isinstance(ask, protocol.AskVerdict) and node_id:
-            hosted = self.runs.known.get(run_id)
-            world = hosted.run if hosted is not None else None
-            answer: protocol.Answer = self._verdicts.answer(ask, known.key, world, self._nodes, now)
+        answer: protocol.Answer | None = administration.refusal(ask, known.hello)
+        if answer is not None:
+            pass
+        elif isinstance(ask, protocol.AskVerdict) and node_id:
+            answer = self._verdicts.answer(ask, known.key, self._run(known), self._nodes, now)
         elif isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
             order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
             if isinstance(order, administration.Order):  # the answer follows the record

@@ -24,6 +24,8 @@ from rallypoint.server import liveness, run_state
 from rallypoint.server.run_state import Output, RunState
 
 DEFAULTS = Settings()
+RECORD_AWAITED_S = 2.0
+"""From when on a node that waits is told that the record is awaited."""
 LONGEST_HOLD_S = 120.0
 """A run whose nodes never come would otherwise stay in memory for as long as its own settings say."""
 
@@ -95,6 +97,17 @@ class HostedRun:
     def run(self) -> Run:
         """The run as it is recorded, and as everybody may know it."""
         return self.state.run
+
+    def held_up(self, now: float) -> str:
+        """Why nodes that wait hear nothing for longer than usual; empty where they do."""
+        since = self.written_since
+        if since is None or now - since < RECORD_AWAITED_S:
+            return ""
+        if self.withheld:
+            return f"what was decided is being recorded, and the record has not been confirmed for {now - since:.1f} s"
+        if self.is_deserted:
+            return "the server does not hear most of its nodes, and waits whether another process serves them"
+        return "the server was paused, and finds out whether another one serves by now"
 
     def time(self, now: float) -> float:
         """The run's own clock, which stands while a write is in flight."""
