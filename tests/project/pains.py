@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAINS_PAGE = ROOT / "docs" / "pains.md"
-PAIN_NUMBERS = range(1, 34)
+PAIN_NUMBERS = range(1, 47)
 NONE_YET = "—"
 
 _ROW = re.compile(r"^\|\s*(\d+)\s*\|(.*)\|\s*$")
