@@ -40,7 +40,8 @@ class Interruptible(ControlledProcess):
         said = "".join(self.errors)
         assert self.process.returncode == -signal.SIGINT, said
         assert elapsed_s < AT_ONCE_S, said
-        assert said.rstrip().endswith("KeyboardInterrupt"), said
+        # A second signal may interrupt the printing of the traceback; Python then says in other lines what it was.
+        assert said.rstrip().endswith("KeyboardInterrupt") or (times > 1 and "lost sys.stderr" in said), said
         assert said.count("Traceback") - said.count("During handling of") == 1, said
         assert "Exception in" not in said, said
         assert "never retrieved" not in said, said

@@ -106,8 +106,8 @@ for thread in threads: thread.join()
 """
 
 
-def test_a_process_has_one_background_thread_however_many_handlers_it_holds() -> None:
-    assert _run(THREADS).split() == ["1", "1", "2"]
+def test_a_process_has_one_background_thread_however_many_handlers_and_one_for_the_store_that_it_serves() -> None:
+    assert _run(THREADS).split() == ["1", "2", "3"]
 
 
 SHARED = """

@@ -105,12 +105,6 @@ DIFFERENCES: dict[str, Difference] = {
         "goes on: whether the endpoint is this machine is asked of the kernel",
         "a missing line in `/etc/hosts` is no reason to stay away",
     ),
-    "phases": Difference(
-        "a subclass of `EtcdRendezvous` that overrides a phase, such as `init_phase`",
-        "`rendezvous_barrier()` calls it",
-        "`rendezvous_barrier()` takes the same steps without these methods",
-        "each step passes on what it has seen, which saves a read of etcd; an outage costs no node its place",
-    ),
     "static rank": Difference(
         "`static` with a rank outside the world",
         "accepted",

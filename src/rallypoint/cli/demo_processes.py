@@ -18,7 +18,7 @@ from rallypoint.cli.output import is_terminal
 if TYPE_CHECKING:
     from rich.live import Live
 
-STEP_S = 15.0  # how long a step may take: a fraction of a second, or more where starting Python is slow
+STEP_S = 60.0  # how long a step may take: a fraction of a second, or more where starting Python is slow
 LOOK_S = 0.05  # how often the demo reads what its processes have printed
 PAUSE_S = 1.3  # before each step on a terminal, so that people can follow
 _STATES = {  # what a node does after it has reported an event, and the colour of that

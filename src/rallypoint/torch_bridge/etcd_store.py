@@ -14,8 +14,14 @@ from rallypoint.torch_bridge.errors import both
 # Older versions of torch have no name for this.
 QueueEmptyError: Any = getattr(distributed, "QueueEmptyError", DistStoreError)
 
-# By their names, because stores and this bridge do not see each other; the first that fits counts.
-_THEIRS = {"QueueEmptyError": QueueEmptyError, "StoreError": DistStoreError, "StoreTimeoutError": DistStoreError}
+# By their names, because stores and this bridge do not see each other; the first that fits counts.  A bad value is a
+# ValueError in torch, and nothing else.
+_THEIRS = {
+    "EtcdStoreValueError": None,
+    "QueueEmptyError": QueueEmptyError,
+    "StoreError": DistStoreError,
+    "StoreTimeoutError": DistStoreError,
+}
 
 
 class PythonStore(Store):  # type: ignore[misc]  # torch's types are not looked at
