@@ -14,7 +14,7 @@ SEEDS ?= 0:10000
 LONG_SEEDS ?= 10000:100000
 # Most tests wait for others more than they compute, and the simulation takes one worker for as long as it lasts.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
-PYTEST_N = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST_N = $(BIN)/python -m pytest -n $(WORKERS)
 
 # The tests start some thousand processes: none of them is to compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE

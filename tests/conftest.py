@@ -1,6 +1,7 @@
 """What every test shares: markers by need, golden files that can be rewritten, root demanded in words, an account at the end."""
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -31,6 +32,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         markers.mark(item)
     if hasattr(config, "workerinput"):
         items.sort(key=order.place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Any:
+    return order.scheduler(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

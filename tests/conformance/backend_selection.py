@@ -11,8 +11,8 @@ from tests.conformance.backend_kinds import KINDS, NOT_ASKED
 
 
 def params(names: Iterable[str]) -> list[Any]:
-    """The backends as parameters of the driver; the tests of one run one after another, on one worker."""
-    return [pytest.param(name, marks=_marks(name)) for name in names]
+    """The backends as parameters of the driver."""
+    return [pytest.param(name, marks=[pytest.mark.soak] if KINDS[name].only_in_soak else []) for name in names]
 
 
 def where_asked(what: str) -> pytest.MarkDecorator:
@@ -25,8 +25,3 @@ def where_asked(what: str) -> pytest.MarkDecorator:
 def where_not_asked(what: str) -> pytest.MarkDecorator:
     """Run on the backends of which this is not asked, to show that there is nothing to ask."""
     return pytest.mark.parametrize("driver", params(NOT_ASKED[what]), indirect=True)
-
-
-def _marks(name: str) -> list[pytest.MarkDecorator]:
-    together = pytest.mark.xdist_group(f"conformance {name}")
-    return [together, pytest.mark.soak] if KINDS[name].only_in_soak else [together]

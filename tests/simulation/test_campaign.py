@@ -15,9 +15,6 @@ import simulation
 from simulation.__main__ import main
 from tests.support.account import SECTION
 
-# One worker is given these, and nothing else while the first of them runs.
-pytestmark = pytest.mark.xdist_group("campaign")
-
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(str(Path(package.__path__[0]).parent) for package in (simulation, rallypoint)),

@@ -11,14 +11,6 @@ from tests.torchrun.backends import BACKENDS
 from tests.torchrun.job import Backend, Job
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Jobs follow each other on one worker: each of them needs all the cores."""
-    for item in items:
-        if "job" in getattr(item, "fixturenames", ()) and item.path.parent.name == "torchrun":
-            item.add_marker(pytest.mark.xdist_group("torchrun"))
-
-
 @pytest.fixture(
     params=[name if name == "rallypoint" else pytest.param(name, marks=pytest.mark.soak) for name in BACKENDS]
 )
