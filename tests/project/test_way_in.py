@@ -36,10 +36,15 @@ def commands(page: str, program: str) -> list[list[str]]:
 
 def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
     port = str(free_port())
+    launches = [words for words in commands(README, "rallypoint") if words[1] == "run"]
+    done = subprocess.run([sys.executable, "-m", *launches[0]], capture_output=True, text=True, check=False)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] worker 0 of 2", "[1] worker 1 of 2"])
+    dry = [*launches[1][:2], "--dry-run", *launches[1][2:]]
+    assert subprocess.run([sys.executable, "-m", *dry], capture_output=True, check=False).returncode == 0
     serve, *others = [
         [word.replace("29400", port) for word in words]
         for words in commands(README, "rallypoint")
-        if words != ["rallypoint", "--version"]
+        if words != ["rallypoint", "--version"] and words not in launches
     ]
     assert serve[1] == "serve"
     assert [words[1] for words in others] == ["runs", "status"]

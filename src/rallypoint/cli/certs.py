@@ -51,7 +51,7 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], days: int) -> None:
         from cryptography.x509.oid import ExtendedKeyUsageOID
     except ImportError as exc:
         raise UsageError(
-            f"certificates are made by the package cryptography ({exc}): pip install cryptography"
+            f"certificates are made by the package cryptography ({exc}): install the extra certs, or `pip install cryptography`"
         ) from exc
     from datetime import datetime, timedelta, timezone
 
