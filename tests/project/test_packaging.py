@@ -10,7 +10,14 @@ import rallypoint
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-MODULE_OF = {"grpcio": "grpc", "python-etcd": "etcd", "msgspec": "msgspec", "rich": "rich", "torch": "torch"}
+MODULE_OF = {
+    "cryptography": "cryptography",
+    "grpcio": "grpc",
+    "python-etcd": "etcd",
+    "msgspec": "msgspec",
+    "rich": "rich",
+    "torch": "torch",
+}
 """The module that a distribution brings; one that is missing here is a new dependency: say what it is imported as."""
 NOT_FOR_USERS = ("dev", "test", "bench")
 
