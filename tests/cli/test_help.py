@@ -73,7 +73,7 @@ def test_bad_arguments_are_refused_in_words(arguments: list[str], sentence: str)
 def test_a_mistyped_command_gets_a_suggestion() -> None:
     done = cli("sttaus", "llama")
     assert done.returncode == ExitCode.USAGE
-    assert "there is no command 'sttaus'. Did you mean 'status'? The commands are: serve, status, " in done.stderr
+    assert "there is no command 'sttaus'. Did you mean 'status'? The commands are: run, serve, status, " in done.stderr
     assert "Did you mean" not in cli("sing").stderr
 
 

@@ -60,7 +60,7 @@ def test_told_so_it_binds_beyond_loopback_and_warns_once(started: Started) -> No
     )
     server = started.add(start_cli("serve", "--bind", "127.0.0.1:0", "--insecure"))
     server.expect("listening on")
-    server.expect("warning: there are no tokens and no TLS", "stderr")
+    server.expect("warning: there is no token and no CA", "stderr")
 
 
 def test_a_port_that_is_taken(endpoint: str) -> None:

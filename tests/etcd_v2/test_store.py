@@ -107,9 +107,8 @@ def test_its_errors_are_torchs_and_ours(one_etcd: Cluster, name: str) -> None:
         store.wait(["gone"], timedelta(seconds=0.02))
     assert isinstance(told.value, LookupError)
     kept.set("text", "x")
-    with pytest.raises(dist.DistStoreError, match="number") as refused:
+    with pytest.raises(ValueError, match="number"):
         kept.add("text", 1)
-    assert isinstance(refused.value, ValueError)
     with pytest.raises(dist.QueueEmptyError):
         kept.clone().queue_pop("q", block=False)
 

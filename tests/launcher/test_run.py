@@ -290,6 +290,17 @@ def test_a_newcomer_is_let_in(launch: Launch, tmp_path: Path) -> None:
     assert [ends(launcher)[0] for launcher in (first, second)] == [0, 0]
 
 
+def test_a_wait_says_what_it_waits_for_and_a_time_out_has_a_code_of_its_own(launch: Launch) -> None:
+    conf = "join_timeout=4,last_call_timeout=0.2"
+    code, _, err = ends(
+        launch("--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--rdzv-conf", conf, "--", "true")
+    )
+    assert code == 80
+    assert "waiting for 2 s" in err
+    assert "1 of 2 nodes is here" in err
+    assert "was not joined within" in err
+
+
 def test_nodes_with_unequal_numbers_of_workers_share_one_row_of_ranks(launch: Launch) -> None:
     port = free_port()
     shared = ("--nnodes", "2", "--rdzv", f"127.0.0.1:{port}", "--rdzv-conf", SETTINGS)
@@ -319,6 +330,8 @@ def test_nodes_with_unequal_numbers_of_workers_share_one_row_of_ranks(launch: La
         (["--rdzv", "h:1", "--rdzv-endpoint", "h:1", "--", "true"], "give one of them"),
         (["--rdzv-backend", "c10", "--", "true"], "should be one of"),
         (["--config", "/nowhere.toml", "--", "true"], "/nowhere.toml cannot be read"),
+        (["--rdzv-conf", "join_timout=3", "--", "true"], "has no option 'join_timout'"),
+        (["--rdzv", "etdc://h", "--nnodes", "2", "--", "true"], "begins with etdc://, which is unknown"),
     ],
 )
 def test_bad_input_gets_a_sentence_before_anything_starts(launch: Launch, arguments: list[str], sentence: str) -> None:

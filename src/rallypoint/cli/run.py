@@ -52,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.DONE
     from rallypoint.launcher.start import launch
 
-    return launch(plan, coloured=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    try:
+        return launch(plan, coloured=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    except ValueError as exc:  # what the rendezvous cannot use, such as an option that it does not have
+        raise UsageError(str(exc)) from exc
 
 
 def _read_config(file: str | None) -> tuple[dict[str, Any], str]:

@@ -18,6 +18,7 @@ from types import FrameType
 import msgspec
 
 from rallypoint.client.member import Member
+from rallypoint.client.wait_reports import reported, reporter_for_program
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -103,7 +104,7 @@ class Agent:
 
     def run(self) -> int:
         """Run until the work is done or cannot be; the exit code."""
-        guard = ProcessGuard(self._events.put, lambda: self._events.put(GuardLost()))
+        guard = ProcessGuard(self._events.put, lambda: self._events.put(GuardLost()), adopts=True)
         before = {number: signal.signal(number, self._signalled) for number in PASSED_ON}
         try:
             try:
@@ -141,7 +142,9 @@ class Agent:
 
         def join() -> None:
             try:
-                self._events.put(Joined(member.join(join_s)))
+                with reported(member, reporter_for_program()):
+                    placed = member.join(join_s)
+                self._events.put(Joined(placed))
             except BaseException as exc:  # noqa: BLE001  # it belongs to the thread that decides
                 self._events.put(Joined(None, exc))
 

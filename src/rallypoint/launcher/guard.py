@@ -155,7 +155,7 @@ def descendants(root: int) -> list[int]:
     return living
 
 
-def kill_descendants(timeout_s: float, reap: Callable[[], object]) -> list[tuple[int, str, str]]:
+def kill_descendants(timeout_s: float, reap: Callable[[], object] = bool) -> list[tuple[int, str, str]]:
     """Kill everything below this process; pid, state and name of what is left after that time."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001
@@ -168,15 +168,6 @@ def kill_descendants(timeout_s: float, reap: Callable[[], object]) -> list[tuple
             kill(pid, signal.SIGKILL)
         time.sleep(pause_s)  # nothing tells when a process that is no child has ended
         pause_s = min(pause_s * 2, 0.05)
-
-
-def reap_all() -> None:
-    """Collect whatever has ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
 
 
 def stat_of(pid: int) -> tuple[str, int] | None:

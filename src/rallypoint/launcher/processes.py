@@ -61,9 +61,15 @@ class Survivor(msgspec.Struct, frozen=True):
 
 
 class ProcessGuard:
-    """The guard of one launcher.  `ended` is called, from a thread of its own, with each worker that has ended."""
+    """The guard of one launcher.  `ended` is called, from a thread of its own, with each worker that has ended.
 
-    def __init__(self, ended: Callable[[Ended], None], lost: Callable[[], None] = lambda: None) -> None:
+    A process that does nothing but launch `adopts` what a killed guard leaves behind, and ends all that is below it then.
+    """
+
+    def __init__(
+        self, ended: Callable[[Ended], None], lost: Callable[[], None] = lambda: None, *, adopts: bool = False
+    ) -> None:
+        self._adopts = adopts
         ours, theirs = socket.socketpair()
         # It must not be reached by the terminal's Ctrl-C, nor by signals to the launcher's group: the launcher decides.
         self._process = subprocess.Popen(
@@ -73,8 +79,8 @@ class ProcessGuard:
             start_new_session=True,
         )
         theirs.close()
-        # Where the guard is killed, what its workers left behind becomes ours, and is ended with us.
-        guard.become_subreaper()
+        if adopts:
+            guard.become_subreaper()
         self._socket = ours
         self._ended, self._lost = ended, lost
         self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
@@ -130,8 +136,8 @@ class ProcessGuard:
             was_killed = True
             self._process.kill()
             self._process.wait()
-        if was_killed:
-            guard.kill_descendants(guard.SWEEP_S, guard.reap_all)
+        if was_killed and self._adopts:
+            guard.kill_descendants(guard.SWEEP_S)
 
     def _ask(
         self, request: dict[str, Any], descriptors: tuple[int, ...] = (), timeout_s: float = ANSWER_S
