@@ -22,6 +22,7 @@ log = logging.getLogger("rallypoint.tls")
 WARN_BEFORE = timedelta(days=14)
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _VERSION, _SHORT_TIME = 0xA0, 0x17
+WARN_AGAIN_S = 86400.0
 LOOK_S = 1.0
 """How often the files are looked at, at most."""
 
@@ -48,11 +49,12 @@ class TlsFiles(msgspec.Struct, frozen=True):
         if is_server and not self.cert:
             raise ValueError("A server with TLS needs a certificate and its key: give cert and key.")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if is_server:
+            context.num_tickets = 0  # a connection that is taken up again would not be held to a replaced CA
         if self.cert:
-            _load(
-                f"The certificate {self.cert!r} with the key {self.key!r}", context.load_cert_chain, self.cert, self.key
-            )
+            what = f"The certificate {self.cert!r} with the key {self.key!r}"
+            _load(what, context.load_cert_chain, self.cert, self.key, _no_password)
         if self.cacert:
             _load(f"The CA certificate {self.cacert!r}", context.load_verify_locations, self.cacert)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -75,7 +77,7 @@ class TlsContext:
         self._files = files
         self._is_server = is_server
         self._checks_name = checks_name
-        self._looked = time.monotonic()
+        self._looked = self._warned = time.monotonic()
         self._signature = files.signature()
         self._context = self._make()
         self.warn_of_expiry()
@@ -83,6 +85,8 @@ class TlsContext:
     def current(self) -> ssl.SSLContext:
         """The context to use for the next connection.  Files that cannot be used change nothing, and are said."""
         now = time.monotonic()
+        if now - self._warned >= WARN_AGAIN_S:
+            self.warn_of_expiry()
         if now - self._looked >= LOOK_S:
             self._looked = now
             signature = self._files.signature()
@@ -95,7 +99,11 @@ class TlsContext:
         """Say when this side's certificate has expired, or will within two weeks."""
         if not self._files.cert:
             return
-        ends = expires_at(Path(self._files.cert).read_bytes())
+        self._warned = time.monotonic()
+        try:
+            ends = expires_at(Path(self._files.cert).read_bytes())
+        except OSError:
+            return  # it is just being replaced
         left = ends - datetime.now(timezone.utc) if ends is not None else WARN_BEFORE * 2
         if ends is not None and left < WARN_BEFORE:
             state = f"expires in {left.days} days" if left > timedelta(0) else "has expired"
@@ -159,7 +167,11 @@ def _elements(der: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _load(what: str, load: Callable[..., None], *files: str) -> None:
+def _no_password() -> str:
+    raise ValueError("The key is encrypted, and nobody is there to type a pass phrase: give one that is not.")
+
+
+def _load(what: str, load: Callable[..., None], *files: object) -> None:
     try:
         load(*files)
     except ssl.SSLError as exc:

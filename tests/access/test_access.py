@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -185,6 +186,54 @@ def test_a_proof_that_was_overheard_is_of_no_use(serve: Serve, token: Callable[.
             wire.say(protocol.Proof(proofs[0]))
             wire.expect(protocol.Welcome if attempt == 0 else protocol.Goodbye)
     assert proofs[0] != proofs[1]
+
+
+@pytest.mark.parametrize(("role", "node_id"), [(AccessRole.VIEWER, "evil.1"), (AccessRole.NODE, "")])
+def test_a_role_is_held_to_what_it_is_for(
+    serve: Serve, token: Callable[..., str], role: AccessRole, node_id: str
+) -> None:
+    """A viewer cannot come as a node, and a node cannot come as an administrator."""
+    from rallypoint.tokens import Side
+
+    host, _, port = serve("--token-file", token()).rpartition(":")
+    key = Token.parse(MASTER).for_run("r", role)
+    hello = protocol.Hello(protocol.VERSION, "r", node_id, 1, role=role, nonce="n")
+    with ProtocolClient(host, int(port)) as client:
+        client.socket.sendall(protocol.MAGIC + protocol.frame(hello))
+        challenge = client.expect(protocol.Challenge)
+        client.say(protocol.Proof(key.prove(Side.CLIENT, *protocol.named(hello, challenge.nonce))))
+        assert "a node has the role node and names itself" in client.expect(protocol.Goodbye).why
+
+
+def test_a_caller_that_proves_nothing_cannot_make_a_node_lost(serve: Serve, token: Callable[..., str]) -> None:
+    endpoint = serve("--token-file", token())
+    host, _, port = endpoint.rpartition(":")
+    from tests.support.waiting import until
+
+    waiting = join(endpoint, "r", f"token_file={token()}")
+    at = ("--endpoint", endpoint, "--token-file", token("r", AccessRole.VIEWER), "--json")
+    until(lambda: ask("status", "r", *at)[0] == 0)
+    node_id = json.loads(ask("status", "r", *at)[1])["nodes"][0]["id"]
+    for connection in (1, 2, 9):
+        with ProtocolClient(host, int(port)) as client:
+            hello = protocol.Hello(protocol.VERSION, "r", node_id, connection, nonce="n")
+            client.socket.sendall(protocol.MAGIC + protocol.frame(hello))
+            client.expect(protocol.Challenge)
+            client.say(protocol.Proof("0" * 64))
+            client.expect(protocol.Goodbye)
+    second = join(endpoint, "r", f"token_file={token()}")
+    assert [ended(node)[0] for node in (waiting, second)] == [0, 0]
+
+
+def test_a_command_with_a_token_does_not_believe_a_server_without_one(serve: Serve, token: Callable[..., str]) -> None:
+    code, said = ask("runs", "--endpoint", serve(), "--token-file", token())
+    assert (code, "wants no token, and this command has one" in said) == (3, True)
+
+
+@pytest.mark.parametrize("command", ["serve", "runs"])
+def test_certificates_that_cannot_be_used_get_a_sentence(command: str) -> None:
+    code, said = ask(command, "--cacert", "/nowhere/ca.pem", "--cert", "/nowhere/c.pem", "--key", "/nowhere/k.pem")
+    assert (code, "cannot be read: No such file" in said, "Traceback" in said) == (2, True, False)
 
 
 def test_the_commands_that_make_tokens(tmp_path: Path) -> None:

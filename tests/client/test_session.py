@@ -10,10 +10,12 @@ import pytest
 from rallypoint import protocol
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
-from rallypoint.messages.notices import Fenced
+from rallypoint.errors import RendezvousStateError
+from rallypoint.messages.notices import Fenced, RunClosed
 from rallypoint.messages.requests import Left
-from rallypoint.messages.types import Bounds, Node, Reason
+from rallypoint.messages.types import Bounds, Ending, Node, Reason
 from rallypoint.server.coordinator import Coordinator
+from rallypoint.tokens import AccessRole, Token
 
 
 class Pair:
@@ -159,3 +161,13 @@ def test_only_a_node_beside_a_server_at_a_fixed_address_trusts_its_world_after_a
     pair.place()
     pair.session.beat(10.0)
     assert (pair.session.view.state is State.HOLDS) is trusts
+
+
+def test_a_node_with_a_token_believes_nothing_before_the_server_has_proven_it() -> None:
+    session = Session("run", View(node=Node(id="a.1", name="a"), bounds=Bounds(1, 1)))
+    session.token = Token.parse("a-token-that-is-long").for_run("run", AccessRole.NODE)
+    assert len(_messages(session.opening(1.0))) == 1, "it says nothing but hello"
+    closed = protocol.MAGIC + protocol.frame(RunClosed("r1", Ending.FAILED, "says an impostor"))
+    with pytest.raises(RendezvousStateError, match="spoke before it proved"):
+        session.received(closed, 1.1)
+    assert session.view.state is not State.CLOSED

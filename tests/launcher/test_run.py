@@ -140,7 +140,8 @@ def test_logs_go_to_files_by_rank_and_round(launch: Launch, tmp_path: Path) -> N
     )
     assert (code, out) == (0, "")
     assert (tmp_path / "latest" / "rank-1.stdout.log").read_text() == "hi\n"
-    assert (tmp_path / "round-1" / "rank-0.stderr.log").read_text() == "oh\n"
+    (round_folder,) = tmp_path.glob("round-1-*")
+    assert (round_folder / "rank-0.stderr.log").read_text() == "oh\n"
 
 
 def test_a_worker_of_ours_finds_its_place_and_its_store(launch: Launch) -> None:
@@ -308,6 +309,36 @@ def test_nodes_with_unequal_numbers_of_workers_share_one_row_of_ranks(launch: La
     two = launch(*shared, "--nproc-per-node", "3", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     lines = ends(one)[1].splitlines() + ends(two)[1].splitlines()
     assert sorted(line.partition("] ")[2] for line in lines) == [f"rank {n} of 4" for n in range(4)]
+
+
+def test_a_shell_that_ends_at_once_does_not_cost_its_program_the_grace(launch: Launch, tmp_path: Path) -> None:
+    program = (
+        f"trap 'sleep 1; echo saved > {tmp_path}/checkpoint; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    )
+    launcher = launch("--grace", "20s", "--", "sh", "-c", f'sh -c "{program}" & wait')
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "ready\n"
+    launcher.send_signal(signal.SIGTERM)
+    assert ends(launcher)[0] == 83
+    assert (tmp_path / "checkpoint").read_text() == "saved\n"
+
+
+def test_the_cause_on_the_same_node_is_named_although_it_ended_later(launch: Launch) -> None:
+    script = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '0': raise ConnectionResetError('Connection closed by peer')\n"
+        "time.sleep(0.7)\nraise ValueError('loss is nan')"
+    )
+    code, _, err = ends(launch("--nproc-per-node", "2", "--max-restarts", "0", "--", sys.executable, "-c", script))
+    assert code == 1
+    assert re.search(r"rank 1 on \S+ failed first: it .*ValueError: loss is nan", err), err
+
+
+def test_a_launcher_inside_a_worker_does_not_join_the_outer_run(launch: Launch) -> None:
+    inner = f"{sys.executable} -m rallypoint run --dry-run -- true"
+    code, out, _ = ends(launch("--", "sh", "-c", inner, RALLYPOINT_NNODES="1:1", RALLYPOINT_RUN_ID="outer"))
+    assert code == 0
+    assert "1 nodes meet at a free port of this machine as run 'run'" in out
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -117,14 +117,15 @@ def add_access_arguments(parser: argparse.ArgumentParser, whose: str) -> None:
         group.add_argument(_as_flag(name), metavar=metavar, help=help_text.format(whose=whose))
 
 
-def access(args: argparse.Namespace) -> tuple[Token | None, TlsFiles]:
+def access(args: argparse.Namespace, *, is_server: bool = False) -> tuple[Token | None, TlsFiles]:
     """The token and the certificates that were named; UsageError for what cannot be used."""
     from rallypoint.tls import TlsFiles
     from rallypoint.tokens import read_token
 
     tls = TlsFiles(args.cacert or "", args.cert or "", args.key or "")
     try:
-        tls.check()
+        if tls:
+            tls.make(is_server=is_server)
         return read_token(args.token_file), tls
     except ValueError as exc:
         raise UsageError(str(exc)) from exc

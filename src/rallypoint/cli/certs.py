@@ -55,7 +55,10 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], days: int) -> None:
         ) from exc
     from datetime import datetime, timedelta, timezone
 
-    there = [name for name in ("ca.pem", "server.pem", "node.pem") if (folder / name).exists()]
+    try:
+        there = [name for name in ("ca.pem", "server.pem", "node.pem") if (folder / name).exists()]
+    except OSError as exc:
+        raise UsageError(f"{folder} cannot be looked into: {exc.strerror or exc}") from exc
     if there:
         raise UsageError(f"{folder} has {' and '.join(there)} already, and nothing is overwritten: name another folder")
     start = datetime.now(timezone.utc) - timedelta(hours=1)  # clocks of other machines may be behind

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     try:
-        token, tls = access(args)
+        token, tls = access(args, is_server=True)
         is_closed = token is not None or bool(tls.cacert)
         with _listen(*args.bind, insecure=args.insecure or is_closed) as listener:
             asyncio.run(_serve(listener, args, token, tls))

@@ -74,6 +74,11 @@ class AdminClient:
             greeting = self._hear(protocol.Welcome, protocol.Challenge)
             if isinstance(greeting, protocol.Challenge):
                 self._prove(greeting)
+            elif token is not None:
+                raise RendezvousConnectionError(
+                    f"the server at {self.where} wants no token, and this command has one: start the server with it, or "
+                    f"leave it out here"
+                )
             self._is_welcome = True
         except BaseException:
             self._socket.close()

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -187,7 +188,7 @@ class Link:
         self._do(lambda: self._send(say()))
 
     def _ask(self, ask: Callable[[int], protocol.Ask], answer: Callable[[protocol.Answer], None]) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or not self.session.connected:
             answer(protocol.Done(0, False, "the connection to the server ended"))
         else:
             self._send(self.session.ask(ask, answer))
@@ -395,6 +396,8 @@ class Link:
 
 
 def _in_words(exc: Exception) -> str:
+    if isinstance(exc, ssl.SSLError):
+        return f"the two do not believe each other's certificates, or it has no TLS: {exc}"
     if not isinstance(exc, OSError):
         return f"{type(exc).__name__}: {exc}"
     # The numbers of name resolution are below 0, and have words of their own.

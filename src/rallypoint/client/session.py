@@ -88,6 +88,8 @@ class Session:
         reply = b""
         for body in self._reader.feed(data):
             message = protocol.read(body, protocol.FROM_SERVER)
+            if self._nonce and not isinstance(message, (protocol.Challenge, protocol.Welcome, protocol.Goodbye)):
+                raise RendezvousStateError("the server spoke before it proved that it has this node's token")
             reply += self._prove(message) if isinstance(message, protocol.Challenge) else b""
             self._take(message, now)
         return reply
@@ -171,6 +173,7 @@ class Session:
         self._unheard = {n: msgspec.structs.replace(said, by=node.id) for n, said in self._unheard.items()}
         self.connection = 0
         self.connected = self.welcomed = False
+        self._nonce = ""
 
     def ask(self, ask: Callable[[int], protocol.Ask], answer: Callable[[protocol.Answer], None]) -> bytes:
         """Put a question; the answer goes to a function."""

@@ -41,6 +41,7 @@ from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
+from rallypoint.stores.errors import RoundOverError, StoreError
 from rallypoint.verdict import Verdict
 
 __all__ = ["Agent"]
@@ -54,6 +55,10 @@ ENDING = {
 """What a signal makes of this launcher; the others are only passed on."""
 VERDICT_S = 6.0
 """How long the verdict is awaited; a server that was replaced meanwhile must hear all reports again."""
+CAUSE_S = 2.0
+"""How long the cause of a failure is awaited on this node."""
+FINISHED_S = 7 * 86400.0
+"""How long a node that has finished stays for the others."""
 HEARSAY_S = 1.0
 """How long a node whose own workers did not fail asks for the verdict."""
 
@@ -71,11 +76,15 @@ class Joined(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
+class Left(msgspec.Struct, frozen=True):
+    """This node has left the run."""
+
+
 class GuardLost(msgspec.Struct, frozen=True):
     """The guard was ended from outside."""
 
 
-Event = Signalled | Joined | GuardLost | Ended | RoundChange
+Event = Signalled | Joined | Left | GuardLost | Ended | RoundChange
 
 
 class _Done(Exception):  # noqa: N818  # it ends the launcher, well or not
@@ -99,13 +108,17 @@ class Agent:
         )
         self._restarts = 0
         self._interrupts = 0
+        self._ending: int | None = None
+        """The first signal that asked this launcher to end."""
         self._verdict: Verdict | None = None
         """What ended the last round, if a failure did."""
 
     def run(self) -> int:
         """Run until the work is done or cannot be; the exit code."""
         guard = ProcessGuard(self._events.put, lambda: self._events.put(GuardLost()), adopts=True)
-        before = {number: signal.signal(number, self._signalled) for number in PASSED_ON}
+        # What is ignored stays so: `nohup`, and Ctrl-C in the background jobs of a script.
+        heeded = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._signalled) for number in heeded}
         try:
             try:
                 member, join_s = self._open_member()
@@ -128,12 +141,13 @@ class Agent:
                     self._watch(current)
         except _Done as exc:
             done = exc
-        except GuardLostError as exc:
-            done = _Done(LaunchExit.GAVE_UP, str(exc), Reason.GAVE_UP)
+        except (RendezvousError, StoreError, OSError) as exc:
+            done = _Done(LaunchExit.GAVE_UP, f"the workers of this node cannot go on: {exc}", Reason.GAVE_UP)
         if done.why:
             self._say(done.why)
-        self._leave(member, done)
-        return done.code
+        with suppress(RendezvousError):
+            guard.sweep()  # nothing of this node works on while the others begin without it
+        return self._leave(member, done)
 
     # Joining ------------------------------------------------------------------------------------------------------
 
@@ -173,14 +187,17 @@ class Agent:
     def _watch(self, current: Round) -> None:
         """Watch a round until the world changes; raises `_Done` where the launcher ends."""
         try:
-            current.start(self._events.put)
-        except StartError as exc:
-            raise _Done(LaunchExit.GAVE_UP, str(exc), Reason.GAVE_UP) from exc
-        except RendezvousError as exc:
-            if current.is_over:
-                self._say(f"the world changed before the workers started: {exc}")
-                return
+            current.start(self._events.put, self._check_ending)
+        except (StartError, GuardLostError):
             raise
+        except (RendezvousError, StoreError, TimeoutError) as exc:
+            self._check_ending()
+            if not (isinstance(exc, RoundOverError) or current.is_over):
+                raise
+            self._say(f"the world changed before the workers started: {exc}")
+            self._stop(current)
+            return
+        self._verdict = None
         while True:
             event = self._events.get()
             if isinstance(event, Signalled):
@@ -192,6 +209,7 @@ class Agent:
                 return
             elif isinstance(event, Ended) and current.ended(event):
                 if current.failures:
+                    self._await_the_cause(current)
                     self._failed(current)
                     return
                 if current.is_done:
@@ -205,12 +223,30 @@ class Agent:
         if change.is_closed:
             raise self._closed(change.why)
 
+    def _await_the_cause(self, current: Round) -> None:
+        """A failure that names a peer may be of one on this node, which is still printing what went wrong."""
+        deadline = time.monotonic() + CAUSE_S
+        while current.running and not any(failure.is_genuine for failure in current.failures):
+            try:
+                event = self._events.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except Empty:
+                return
+            if isinstance(event, Ended):
+                current.ended(event)
+            elif isinstance(event, Signalled):
+                self._pass_on(current, event.number)
+            elif isinstance(event, GuardLost):
+                raise GuardLostError(GUARD_LOST)
+
     def _failed(self, current: Round) -> None:
         """A worker failed: its peers are stopped, and the cause decides whether it is charged."""
         # Workers that crash on a peer's death do so before anybody is told of it: the verdict tells cause and effect apart.
         self._judge(current, VERDICT_S)
         self._stop(current)
-        failure = self._verdict.first if self._verdict is not None else current.failures[0]
+        own = next((mine for mine in current.failures if mine.is_genuine), None)
+        # Without a verdict, a failure that names a peer is charged only where the world stands: then no peer was lost.
+        own = own or (None if current.is_over else current.failures[0])
+        failure = self._verdict.first if self._verdict is not None else own
         if failure is None or failure.rank not in {mine.rank for mine in current.failures}:
             self._say("the workers of this node failed because of that: it is not charged")
             return
@@ -254,22 +290,53 @@ class Agent:
                 current.ended(event, stopped=True)
             elif isinstance(event, Signalled):
                 if event.number == signal.SIGINT:
-                    break
+                    deadline = 0.0
+                current.signal(event.number)
+        # A shell may end at once while the program that it started still saves: the grace is for the whole group.
+        while time.monotonic() < deadline and current.has_groups:
+            try:
+                event = self._events.get(timeout=0.05)
+            except Empty:
+                continue
+            if isinstance(event, Signalled):
+                deadline = 0.0 if event.number == signal.SIGINT else deadline
                 current.signal(event.number)
         left = current.sweep()
         if left:
             raise _Done(LaunchExit.GAVE_UP, _cannot_be_killed(left), Reason.GAVE_UP)
+        self._check_ending()
+
+    def _check_ending(self) -> None:
+        """A signal that asks this launcher to end is heeded, whatever it was doing when it came."""
+        if self._ending is not None:
+            raise _Done(ENDING[signal.Signals(self._ending)], "", Reason.WITHDREW, at_once=True)
 
     # The end ------------------------------------------------------------------------------------------------------
 
-    def _leave(self, member: Member, done: _Done) -> None:
-        with suppress(RendezvousError):
-            if done.at_once:
+    def _leave(self, member: Member, done: _Done) -> int:
+        """Leave in order; the exit code.  A signal ends the wait for those who depend on this process."""
+        if done.at_once:
+            with suppress(RendezvousError):
                 member.withdraw(done.why or "it was stopped")
-            else:
-                member.leave(done.reason, done.why)
+            return done.code
+
+        def leave() -> None:
+            # One that has finished serves the store and the server to the others for as long as they work.
+            patience_s = FINISHED_S if done.reason is Reason.FINISHED else None
+            with suppress(RendezvousError), reported(member, reporter_for_program()):
+                member.leave(done.reason, done.why, patience_s=patience_s)
+            self._events.put(Left())
+
+        threading.Thread(target=leave, name="rallypoint-leave", daemon=True).start()
+        while not isinstance(event := self._events.get(), Left):
+            if isinstance(event, Signalled) and event.number in ENDING:
+                member.stop()
+                return ENDING[signal.Signals(event.number)]
+        return done.code
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if number in ENDING and self._ending is None:
+            self._ending = number
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 2:

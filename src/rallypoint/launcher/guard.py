@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import json
 import os
 import select
@@ -67,8 +68,13 @@ class Guard:
 
     def _start(self, descriptors: list[int], **command: Any) -> dict[str, Any]:
         """Start a worker in a process group of its own; its pid, or why it could not be started."""
-        failed_read, failed_write = os.pipe()
-        parent, pid = os.getpid(), os.fork()
+        try:
+            failed_read, failed_write = os.pipe()
+            parent, pid = os.getpid(), os.fork()
+        except OSError as exc:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return {"failed": exc.errno}
         if pid == 0:
             become(command, descriptors, failed_write, parent)
         os.close(failed_write)
@@ -133,7 +139,9 @@ def become(command: dict[str, Any], descriptors: list[int], failed: int, parent:
             os.dup2(descriptor, place)
         os.execve(command["path"], command["arguments"], command["environment"])
     except OSError as exc:
-        os.write(failed, str(exc.errno or 0).encode())
+        os.write(failed, str(exc.errno or errno.EINVAL).encode())
+    except ValueError:
+        os.write(failed, str(errno.EINVAL).encode())  # such as a zero byte in an argument
     finally:
         os._exit(127)
 
@@ -220,6 +228,8 @@ def receive(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
         for level, kind, value in extra:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(value)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
         head += _exactly(source, _LENGTH - len(head)) if head else b""
         body = _exactly(source, int.from_bytes(head, "big"))
     except OSError:

@@ -15,7 +15,7 @@ import msgspec
 
 from rallypoint.launcher.worker_env import Template, parse_template
 
-__all__ = ["OPTIONS", "LaunchOption", "OptionSources", "parse_duration"]
+__all__ = ["NESTED", "OPTIONS", "LaunchOption", "OptionSources", "parse_duration"]
 
 
 class LaunchOption(msgspec.Struct, frozen=True):
@@ -205,6 +205,10 @@ OPTIONS: tuple[LaunchOption, ...] = (
 )
 
 
+NESTED = "RALLYPOINT_FENCE"
+"""What only workers have in their environment."""
+
+
 class OptionSources:
     """Where values come from, in order; `why` tells of each where it came from."""
 
@@ -213,6 +217,8 @@ class OptionSources:
     ) -> None:
         self.why: dict[str, str] = {}
         self._values: dict[str, Any] = {}
+        if NESTED in environment:
+            environment = {}  # this launcher is a worker of another one, whose options are not for it
         known = {option.name: option for option in OPTIONS}
         for name in file:
             if name not in known:
@@ -241,7 +247,7 @@ class OptionSources:
         upper = name.upper()
         candidates = [
             (f"--{name.replace('_', '-')}", given.get(name)),
-            *((variable, environment.get(variable)) for variable in _variables(upper)),
+            *((variable, environment.get(variable) or None) for variable in _variables(upper)),
             (f"{name} in {file_name}", file.get(name)),
         ]
         for source, value in candidates:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.launcher.options import OptionSources
+from rallypoint.launcher.options import NESTED, OptionSources
 from rallypoint.launcher.schedulers import Placement, SchedulerError, detect
 from rallypoint.launcher.worker_env import Template
 
@@ -64,7 +64,8 @@ def make_plan(
     """
     because = [f"{name.replace('_', '-')}: from {why}" for name, why in sources.why.items()]
     placement = None
-    if not sources["standalone"] and not (sources.is_given("nnodes") and sources["nnodes"] == (1, 1)):
+    is_alone = sources["standalone"] or (sources.is_given("nnodes") and sources["nnodes"] == (1, 1))
+    if not is_alone and NESTED not in environment:
         placement = _placement(environment, hostname)
     if placement is not None:
         because.append(placement.in_words())

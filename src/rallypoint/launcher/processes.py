@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -147,7 +147,11 @@ class ProcessGuard:
                 guard.send(self._socket, request, descriptors)
             except OSError as exc:
                 raise GuardLostError(GUARD_LOST) from exc
-            answer = self._answers.get(timeout=timeout_s)
+            try:
+                answer = self._answers.get(timeout=timeout_s)
+            except Empty:
+                self._socket.shutdown(socket.SHUT_RDWR)  # a late answer must not be taken for the next one
+                raise GuardLostError(f"the guard process did not answer within {timeout_s:g} s") from None
         if answer is None:
             self._answers.put(None)
             raise GuardLostError(GUARD_LOST)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,8 @@ DRAIN_S = 2.0
 """How long output is awaited after the last worker ended; a process that was left behind may keep it open."""
 
 
+TAIL_S = 0.5
+"""How long the last lines of a worker that failed are awaited."""
 REPORT_BYTES = 48 * 1024
 """What all failures of a node may take in one message."""
 
@@ -115,11 +118,13 @@ class Round:
         """Wait until the world is no longer this node's; False where the time passes first."""
         return self._member.wait_until_over(self._placed, timeout_s)
 
-    def start(self, tell: Callable[[RoundChange], None]) -> None:
-        """Agree with the other nodes on ranks, and start the workers."""
+    def start(self, tell: Callable[[RoundChange], None], check: Callable[[], None]) -> None:
+        """Agree with the other nodes on ranks, and start the workers; `check` is called before each, and may raise."""
         threading.Thread(target=self._watch, args=(tell,), name="rallypoint-watch", daemon=True).start()
         places = self._places()
+        self._make_log_folder()
         for place in places:
+            check()
             self._start_worker(place)
 
     def ended(self, ended: Ended, *, stopped: bool = False) -> bool:
@@ -128,16 +133,17 @@ class Round:
         if worker is None or worker.ended is not None:
             return False
         worker.ended, worker.stopped = ended, stopped
+        at, after_loss = time.monotonic(), self.is_over
         if ended.code != 0 and not stopped:
-            self._output.drain(worker.pipes, DRAIN_S)
+            self._output.drain(worker.pipes, TAIL_S)
             self.failures.append(
                 Failure(
                     worker.rank,
                     self._member.view.node.name,
                     ended.exit_code,
                     ended.signal,
-                    at=time.monotonic(),
-                    after_loss=self.is_over,
+                    at=at,
+                    after_loss=after_loss,
                     out_of_memory=ended.signal == signal.SIGKILL and oom_kills() > self._oom_kills,
                     tail=tuple(line[:4096] for line in worker.pipes[-1].tail()),
                 )
@@ -151,10 +157,14 @@ class Round:
         return self._member.verdict(self._placed, reported, timeout_s)
 
     def signal(self, number: int) -> None:
-        """Signal every worker that has not ended."""
+        """Signal every worker, and what it started in its process group."""
         for worker in self._workers.values():
-            if worker.ended is None:
-                self._guard.signal(worker.pid, number)
+            self._guard.signal(worker.pid, number)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether anything is left in the process group of a worker."""
+        return any(self._guard.signal(worker.pid, 0) for worker in self._workers.values())
 
     def sweep(self) -> list[Survivor]:
         """Kill whatever is left of the workers; what cannot be killed.  After that their output is complete."""
@@ -209,7 +219,7 @@ class Round:
                 role=options["role"],
                 restarts=self._restarts,
                 max_restarts=options["max_restarts"],
-                devices=str(local_rank) if options["pin"] == "gpu" else None,
+                devices=_device(local_rank) if options["pin"] == "gpu" else None,
             )
             for local_rank in range(nproc)
         ]
@@ -252,14 +262,21 @@ class Round:
         for bit, name in ((1, "stdout"), (2, "stderr")):
             to_file = _has(options["redirects"], place.local_rank, bit)
             to_both = _has(options["tee"], place.local_rank, bit)
-            path = None
-            if folder is not None:
-                attempt = folder / f"round-{place.round}"
-                attempt.mkdir(parents=True, exist_ok=True)
-                path = attempt / f"rank-{place.rank}.{name}.log"
-                _point_latest(folder, attempt.name)
+            path = folder / self._log_name / f"rank-{place.rank}.{name}.log" if folder is not None else None
             streams.append(Stream(place.rank, bit == 2, shown and (to_both or not to_file), path, prefix))
         return streams
+
+    @property
+    def _log_name(self) -> str:
+        """The folder of this round: another run, or another life of this one, has others."""
+        return f"round-{self._placed.round}-{self._placed.incarnation[:8]}"
+
+    def _make_log_folder(self) -> None:
+        folder: Path | None = self._plan.options["log_dir"]
+        if folder is not None:
+            (folder / self._log_name).mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # launchers of several machines may do this at once
+                _point_latest(folder, self._log_name)
 
     def _cpus(self, place: WorkerPlace) -> list[int]:
         """The cores of a worker, where it is to have its own."""
@@ -269,6 +286,12 @@ class Round:
         share = max(len(cores) // place.local_world_size, 1)
         start = place.local_rank * share % len(cores)
         return cores[start : start + share]
+
+
+def _device(local_rank: int) -> str:
+    """The accelerator of a local rank, of those that this node may use."""
+    listed = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]
+    return listed[local_rank % len(listed)] if listed else str(local_rank)
 
 
 def oom_kills() -> int:
@@ -287,7 +310,7 @@ def _has(streams: dict[int, int] | int, local_rank: int, bit: int) -> bool:
 
 def _point_latest(folder: Path, name: str) -> None:
     """Let `latest` name the newest round."""
-    link, fresh = folder / "latest", folder / f".latest-{os.getpid()}"
+    link, fresh = folder / "latest", folder / f".latest-{socket.gethostname()}-{os.getpid()}"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(name)
     fresh.replace(link)

@@ -148,7 +148,13 @@ class FixedLocator(Locator):
                 if not is_taken(exc):
                     log.warning("cannot serve %s:%s: %s", *key, exc.strerror or exc)
                 return False
-            _hosted[key] = self._service(key)
+            try:
+                service = self._service(key)
+            except ValueError as exc:  # its certificates cannot be used to serve; another process may serve
+                listener.close()
+                log.warning("cannot serve %s:%s: %s", *key, exc)
+                return False
+            _hosted[key] = service
             await _hosted[key].start(listener)
         _users[key].add(self)
         return True

@@ -37,7 +37,10 @@ def refusal(ask: Ask, hello: protocol.Hello | None) -> Done | None:
     assert hello is not None, "a question follows a hello"
     if hello.node_id:
         return None
-    if hello.role is AccessRole.VIEWER and isinstance(ask, (AskClose, AskEvict, AskLift)):
+    if isinstance(ask, protocol.AskVerdict):
+        return Done(ask.number, False, "only a node reports how its workers failed")
+    is_limited = hello.role is AccessRole.VIEWER or (hello.run_id and hello.role is not AccessRole.ADMIN)
+    if is_limited and isinstance(ask, (AskClose, AskEvict, AskLift)):
         return Done(ask.number, False, "a viewer looks at runs and changes none: this takes an admin's token")
     if (
         hello.run_id

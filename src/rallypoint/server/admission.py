@@ -11,7 +11,8 @@ from rallypoint import protocol
 from rallypoint.core.model import Phase, Run
 from rallypoint.messages.requests import Standing
 from rallypoint.server.runs import HostedRun
-from rallypoint.tokens import Side, Token
+from rallypoint.tokens import AccessRole, Side, Token
+from rallypoint.tokens import nonce as fresh_nonce
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,12 @@ class Admission(msgspec.Struct, frozen=True):
                 f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
                 f"run the same release of Rallypoint on both"
             )
-        if (hello.node_id and not hello.run_id) or (hello.run_id and not (hello.node_id or self.token)):
+        if hello.node_id and not hello.run_id:
             return "a node names its run and itself"
+        if hello.run_id and not (hello.node_id or self.token):
+            return "this server wants no token, and the caller has one of a run: leave it out"
+        if self.token is not None and bool(hello.node_id) != (hello.role is AccessRole.NODE):
+            return "a node has the role node and names itself; an admin or a viewer names no node"
         if not (hello.node_id or self.remote_admins or self.secret or self.token or is_local):
             return "this server is part of a job and is administered from its own machine only: run the command there"
         if self.only_run and hello.run_id and hello.run_id != self.only_run:
@@ -117,9 +122,10 @@ class Admission(msgspec.Struct, frozen=True):
     def challenge(self, hello: protocol.Hello, nonce: str) -> protocol.Challenge:
         """What a caller must answer; where there is a token, the server proves that it has it."""
         key = self._key(hello)
-        return protocol.Challenge(
-            nonce, key.prove(Side.SERVER, *protocol.named(hello, nonce)) if key is not None else ""
-        )
+        if key is None:
+            # A caller that guesses runs and roles must not see which of them this server knows.
+            return protocol.Challenge(nonce, fresh_nonce() * 2 if self.token is not None else "")
+        return protocol.Challenge(nonce, key.prove(Side.SERVER, *protocol.named(hello, nonce)))
 
     def objection(self, hello: protocol.Hello, nonce: str, answer: protocol.FromNode) -> str:
         """Why a caller that was challenged by this nonce is not let in after this answer; empty if it is."""

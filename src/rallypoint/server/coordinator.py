@@ -235,7 +235,7 @@ class Coordinator:
         elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to give up (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
-        elif admission.token is None and (
+        elif (admission.token is None or hello.protocol != protocol.VERSION) and (
             refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local)
         ):
             self._turn_away(caller, refusal, effects, final=True)
@@ -418,8 +418,8 @@ class Coordinator:
     def _forget(self, caller: int, now: float, effects: Effects) -> None:
         self._silent.pop(caller, None)
         known = self._connections.pop(caller, None)
-        if known is None or known.hello is None or not known.hello.node_id:
-            return
+        if known is None or known.nonce or known.hello is None or not known.hello.node_id:
+            return  # what is not proven changes nothing of the node that it names
         if self._nodes.get(known.key) == caller:
             del self._nodes[known.key]
         (run_id, node_id), connection = known.key, known.hello.connection

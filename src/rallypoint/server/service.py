@@ -185,6 +185,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
     """One connection.  All of a service read into one buffer: asyncio's own way makes a large one for every message."""
 
     transport: asyncio.Transport
+    _number = 0
 
     def __init__(self, service: Service) -> None:
         self._service = service

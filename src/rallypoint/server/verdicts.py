@@ -22,6 +22,8 @@ WAIT_S = 2.0
 """How long other failures wait: a worker that raised may end a while after the peers that it takes along."""
 CASES = 4
 """Worlds of a run whose reports are kept."""
+RANKS = 10_000
+"""Failures of a world that are kept at all."""
 FAILURES = 256
 """Failures of a world that are kept with their last lines; of more, only that they failed."""
 
@@ -47,8 +49,10 @@ class Verdicts:
     ) -> VerdictGiven:
         """The answer to a node; `here` are run and id of the nodes that are connected."""
         run_id, node_id = asker
+        if run is None or run.world is None:
+            return VerdictGiven(ask.number)
         awaited, lost = {node_id}, []
-        if run is not None and run.world is not None and run.world.seal_id == ask.seal_id:
+        if run.world.seal_id == ask.seal_id:
             unfinished = [member for member in run.world.members if member.id not in run.finished]
             awaited |= {member.id for member in unfinished if (run_id, member.id) in here}
             lost = [member.name for member in unfinished if (run_id, member.id) not in here]
@@ -75,7 +79,7 @@ class Verdicts:
         if case is None or case.verdict is not None:
             return case
         for failure in failures:
-            if failure.rank not in case.failures:
+            if failure.rank not in case.failures and len(case.failures) < RANKS:
                 kept = failure if len(case.failures) < FAILURES else msgspec.structs.replace(failure, tail=())
                 case.failures[failure.rank] = msgspec.structs.replace(kept, at=now - failure.at)
         case.reported.add(node_id)
