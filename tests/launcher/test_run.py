@@ -38,6 +38,7 @@ def launch() -> Iterator[Launch]:
             stderr=subprocess.PIPE,
             text=True,
             env={**clean, **environment},
+            preexec_fn=heed_signals,  # noqa: PLW1509  # the test has no other thread
         )
         started.append(process)
         return process
@@ -50,6 +51,12 @@ def launch() -> Iterator[Launch]:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def heed_signals() -> None:
+    """A shell may have had these ignored, as `nohup` and `&` do; a launcher heeds that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -221,6 +228,23 @@ def test_a_second_interrupt_hurries(launch: Launch) -> None:
         assert launcher.stdout.readline() == "no\n"
         launcher.send_signal(signal.SIGINT)
         assert ends(launcher)[0] == 130
+
+
+def test_what_was_ignored_stays_so_as_under_nohup(launch: Launch) -> None:
+    program = (
+        f"import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv({sys.executable!r}, sys.argv[1:])"
+    )
+    command = [sys.executable, "-m", "rallypoint", "run", "--", sys.executable, "-c", TRAPS]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; {program}", *command], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "ready\n"
+    launcher.send_signal(signal.SIGHUP)
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.stdout.readline() == "heard SIGUSR1\n"
+    launcher.send_signal(signal.SIGTERM)
+    assert ends(launcher)[0] == 83
 
 
 @pytest.mark.parametrize("victim", ["launcher", "guard"])
