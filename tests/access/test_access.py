@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -203,26 +202,6 @@ def test_a_role_is_held_to_what_it_is_for(
         challenge = client.expect(protocol.Challenge)
         client.say(protocol.Proof(key.prove(Side.CLIENT, *protocol.named(hello, challenge.nonce))))
         assert "a node has the role node and names itself" in client.expect(protocol.Goodbye).why
-
-
-def test_a_caller_that_proves_nothing_cannot_make_a_node_lost(serve: Serve, token: Callable[..., str]) -> None:
-    endpoint = serve("--token-file", token())
-    host, _, port = endpoint.rpartition(":")
-    from tests.support.waiting import until
-
-    waiting = join(endpoint, "r", f"token_file={token()}")
-    at = ("--endpoint", endpoint, "--token-file", token("r", AccessRole.VIEWER), "--json")
-    until(lambda: ask("status", "r", *at)[0] == 0)
-    node_id = json.loads(ask("status", "r", *at)[1])["nodes"][0]["id"]
-    for connection in (1, 2, 9):
-        with ProtocolClient(host, int(port)) as client:
-            hello = protocol.Hello(protocol.VERSION, "r", node_id, connection, nonce="n")
-            client.socket.sendall(protocol.MAGIC + protocol.frame(hello))
-            client.expect(protocol.Challenge)
-            client.say(protocol.Proof("0" * 64))
-            client.expect(protocol.Goodbye)
-    second = join(endpoint, "r", f"token_file={token()}")
-    assert [ended(node)[0] for node in (waiting, second)] == [0, 0]
 
 
 def test_a_command_with_a_token_does_not_believe_a_server_without_one(serve: Serve, token: Callable[..., str]) -> None:

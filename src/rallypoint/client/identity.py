@@ -1,4 +1,4 @@
-"""Who a node is: an identity of its own for every node, and for every return of one that was given up (rule 9)."""
+"""The identity of a node: one of its own for every node, and for every return of one that was given up (rule 9)."""
 
 from __future__ import annotations
 
