@@ -552,8 +552,9 @@ def test_damaged_state_is_a_state_error(library: Library, store: Any) -> None:
 
 def test_a_store_that_is_gone_is_a_connection_error(library: Library) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=2), wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
     backend = library.c10d_rendezvous_backend.C10dRendezvousBackend(client, "run")
+    client.set_timeout(timedelta(seconds=2))  # not before: a busy machine may need longer to connect
     del server
     with pytest.raises(library.api.RendezvousConnectionError):
         backend.get_state()
