@@ -107,7 +107,10 @@ def environment(source: Path | None) -> dict[str, str]:
 @contextmanager
 def server(source: Path | None = None) -> Iterator[tuple[str, int]]:
     """A standalone server: its endpoint and its process id."""
-    with Worker("rallypoint.cli", "serve", "--bind", "127.0.0.1:0", source=source) as process:
+    # Version 0.1 has no `rallypoint.__main__`.
+    is_old = source is not None and not (source / "rallypoint" / "__main__.py").exists()
+    module = "rallypoint.cli" if is_old else "rallypoint"
+    with Worker(module, "serve", "--bind", "127.0.0.1:0", source=source) as process:
         line = process.read_line(SERVER_START_S)
         endpoint = re.search(r"127\.0\.0\.1:\d+", line)
         if endpoint is None:
