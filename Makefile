@@ -38,7 +38,7 @@ BENCH := $(VENV)/.stamp-bench
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
-demo: $(RUN) ## real processes on this machine meet, one is killed, the server restarts; a live table
+demo: $(RUN) ## four launchers count together through deaths, a newcomer and a change of server
 	$(BIN)/rallypoint demo
 
 check: $(DEV) ## format, lint, types, layers, quick tests: under a minute

@@ -21,7 +21,7 @@ from rallypoint.messages.types import Bounds, Count, Ending, Name, RecordedWorld
 
 VERSION = 1
 LIMIT = 512 * 1024
-"""A record of a million finished ranks has a third of this."""
+"""A record of a hundred thousand finished ranks has a tenth of this."""
 SHORTEST_REST_S, LONGEST_REST_S = 1.0, 120.0
 MOST_RANKS = 1024
 """How many ranks of one process a claim names."""
@@ -132,8 +132,8 @@ def _world_of(run: Run, *, handing_over: bool) -> tuple[str, RecordedWorld | Non
     ranks = [rank for node_id in run.finished if (rank := run.ranks.get(node_id)) is not None]
     finished, before = types.rank_bitmap(ranks), len(run.finished) - len(ranks)
     here = (run.active, run.returned, run.finished)
-    left = (rank for i, rank in run.ranks.items() if broken and not any(i in table for table in here))
-    gone = types.rank_bitmap(left)
+    stand = {run.ranks.get(node_id) for table in here for node_id in table}
+    gone = types.rank_bitmap(rank for rank in range(world.size) if broken and rank not in stand)
     return run.incarnation, RecordedWorld(world.round, world.seal_id, world.size, finished, before, broken, gone)
 
 

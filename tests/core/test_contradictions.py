@@ -65,7 +65,7 @@ def test_a_world_larger_than_its_bounds_is_not_believed() -> None:
 def test_a_world_without_an_incarnation_is_not_believed() -> None:
     driver = restarted(1)
     claim(driver, "a", 0, size=1, incarnation="")
-    assert "does not name" in driver.answer("a", Fenced).why
+    assert "which cannot be" in driver.answer("a", Fenced).why
 
 
 def test_a_join_that_cannot_be_true_while_recovering_is_fenced_and_gets_no_place() -> None:

@@ -9,54 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rallypoint.launcher.guard import descendants
+from tests.launcher.conftest import Launch
 from tests.support.waiting import PATIENCE_S, until
 
-Launch = Callable[..., subprocess.Popen[str]]
-
 SETTINGS = "last_call_timeout=0.2,heartbeat_timeout=5,join_timeout=60"
-
-
-@pytest.fixture
-def launch() -> Iterator[Launch]:
-    """Starts a launcher; whatever is left of it is ended after the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_", "RALLYPOINT_"))
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rallypoint", "run", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**clean, **environment},
-            preexec_fn=heed_signals,  # noqa: PLW1509  # the test has no other thread
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def heed_signals() -> None:
-    """A shell may have had these ignored, as `nohup` and `&` do; a launcher heeds that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str, str]:

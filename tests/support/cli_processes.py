@@ -108,7 +108,7 @@ def start_cli(*arguments: str, terminal: bool = False, **environment: str) -> Pr
 
 
 def start_node(*arguments: str) -> Process:
-    return Process(sys.executable, "-m", "rallypoint.cli.demo_node", *arguments)
+    return Process(sys.executable, "-m", "tests.support.cli_node", *arguments)
 
 
 def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,19 +20,19 @@ from rallypoint.location.election_driver import Candidacy
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.register import Register
 from rallypoint.location.registers.backend import Backend, BackendRegister
-from rallypoint.messages.types import Bounds, Node, OnGiveUp, Role, Settings
+from rallypoint.messages.types import LONGEST_SILENCE_S, LONGEST_WAIT_S, Bounds, Node, OnGiveUp, Role, Settings
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
-LAST_CALL = seconds(
-    "last_call_timeout", 30.0, "how long a first round waits for more nodes once min are here", or_zero=True
-)
+_wait = partial(seconds, or_zero=True, at_most=LONGEST_WAIT_S)
+_beat = partial(seconds, at_most=LONGEST_SILENCE_S)
+LAST_CALL = _wait("last_call_timeout", 30.0, "how long a first round waits for more nodes once min are here")
 CLOSE_TIMEOUT = seconds(
     "close_timeout", 30.0, "how long shutdown waits for those who depend on this process", or_zero=True
 )
 READ_TIMEOUT = seconds("read_timeout", 60.0, "how long one question to the server may take")
-OUTAGE_GRACE = seconds("outage_grace", 300.0, "how long workers run on while the server is away", or_zero=True)
-REGROUP_TIMEOUT = seconds("regroup_timeout", 60.0, "how long live members are awaited back", or_zero=True)
-ADMIT_DELAY = seconds("admit_delay", 0.0, "how old a round must be before newcomers are admitted", or_zero=True)
+OUTAGE_GRACE = _wait("outage_grace", 300.0, "how long workers run on while the server is away")
+REGROUP_TIMEOUT = _wait("regroup_timeout", 60.0, "how long live members are awaited back")
+ADMIT_DELAY = _wait("admit_delay", 0.0, "how old a round must be before newcomers are admitted")
 RANK = number("rank", None, "the rank that this node would like to have", at_least=0)
 TOPOLOGY = text("topology", "", "where this node is, as a path: ranks of neighbours are neighbours")
 ROLE = choice("role", ("member", "spare"), "member", "whether this node takes part or stands by")
@@ -46,9 +47,9 @@ STORE_OR_ETCD = choice("store", (AUTO, TORCH, OURS, ETCD), AUTO, f"{_WHOSE}; etc
 CALL_S = 5.0
 """How long one call of a register's medium is tried at most; then what is wrong is said, and it is tried anew."""
 
-HEARTBEAT_INTERVAL = seconds("heartbeat_interval", 1.0, "how often a node says that it is there")
-HEARTBEAT_TIMEOUT = seconds("heartbeat_timeout", 5.0, "how long a silent node is waited for")
-KEEP_ALIVE_INTERVAL = seconds("keep_alive_interval", None, "PyTorch's name for heartbeat_interval")
+HEARTBEAT_INTERVAL = _beat("heartbeat_interval", 1.0, "how often a node says that it is there")
+HEARTBEAT_TIMEOUT = _beat("heartbeat_timeout", 5.0, "how long a silent node is waited for")
+KEEP_ALIVE_INTERVAL = _beat("keep_alive_interval", None, "PyTorch's name for heartbeat_interval")
 KEEP_ALIVE_ATTEMPTS = number(
     "keep_alive_max_attempt", None, "times keep_alive_interval: the heartbeat_timeout", at_least=1
 )
@@ -179,8 +180,10 @@ def settings_from(options: OptionValues) -> Settings:
 
 def settings_with(options: OptionValues, *, interval_s: float, timeout_s: float, last_call_s: float) -> Settings:
     """The run's settings; a node is heard each interval, and given up when nothing is heard for `timeout_s`."""
+    if timeout_s > LONGEST_SILENCE_S:
+        raise ValueError(f"a silent node would be awaited for {timeout_s:g} s; {LONGEST_SILENCE_S:g} s are the most")
     return Settings(
-        last_call_s=last_call_s,
+        last_call_s=min(last_call_s, LONGEST_WAIT_S),
         regroup_s=options[REGROUP_TIMEOUT],
         admit_delay_s=options[ADMIT_DELAY],
         heartbeat_interval_s=interval_s,

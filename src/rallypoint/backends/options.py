@@ -99,17 +99,20 @@ def _unknown(backend: str, name: str, known: Mapping[str, Option[Any]]) -> str:
     return f"{refusal}{did_you_mean(name, known)} Its options are:\n  {listing}"
 
 
-def seconds(name: str, default: Default, help: str, *, or_zero: bool = False) -> Option[float | Default]:
+def seconds(
+    name: str, default: Default, help: str, *, or_zero: bool = False, at_most: float = math.inf
+) -> Option[float | Default]:
     """A duration: a finite number above zero, or zero as well where that has a meaning."""
 
     def parse(value: object) -> float | Default:
         duration_s = _as_float(value)
-        if not math.isfinite(duration_s) or duration_s < 0 or (duration_s == 0 and not or_zero):
+        too_small = duration_s < 0 or (duration_s == 0 and not or_zero)
+        if not math.isfinite(duration_s) or too_small or duration_s > at_most:
             raise ValueError(value)
         return duration_s
 
     expected = "a number of seconds, 0 or more" if or_zero else "a number of seconds above 0"
-    return Option(name, default, help, expected, parse)
+    return Option(name, default, help, expected + (f", {at_most:.0f} at most" if at_most < math.inf else ""), parse)
 
 
 def number(name: str, default: Default, help: str, *, at_least: int | None = None) -> Option[int | Default]:

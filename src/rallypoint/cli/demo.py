@@ -1,24 +1,28 @@
-"""`rallypoint demo`: real processes on this machine meet, lose one, outlive their server, and grow.
+"""`rallypoint demo`: four launchers on this machine add up numbers, through deaths, a newcomer and a change of server.
 
-Each step is what the nodes and the server themselves report; the exit code is 0 only if all of it happened.
+Each step is read off what the launchers and their workers really did; the exit code is 0 only if all of it happened and the
+sum is right.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import socket
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rallypoint.cli.exit_codes import ExitCode
 from rallypoint.cli.output import print_error
 
 if TYPE_CHECKING:
-    from rallypoint.cli.demo_processes import Demo, Process
-    from rallypoint.report import RunLine
+    from rallypoint.cli.demo_processes import Demo, Launcher
 
-HELP = "show a run with real processes on this machine, with a death and a restart, in a few seconds"
-RUN_ID = "demo"
+HELP = "show a run with real processes on this machine, with deaths and a change of server, in a few seconds"
+SETTINGS = "last_call_timeout=20,heartbeat_interval=0.2,heartbeat_timeout=3,join_timeout=30"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,112 +52,98 @@ class _Steps:
 
     def __init__(self, demo: Demo) -> None:
         self._demo = demo
-        self._server, self._endpoint = self._serve("127.0.0.1:0")
-        self._nodes: list[Process] = []
+        self._port = _free_port()
+        self._nodes: list[Launcher] = []
 
     def play(self) -> None:
-        self._demo.say(f"A server listens on {self._endpoint}.", heading=True)
-        for step in (self._meet, self._lose_one, self._restart, self._grow, self._finish):
+        for step in (self._meet, self._crash, self._lose_one, self._grow, self._change_server, self._finish):
             step()
 
     def _meet(self) -> None:
-        self._demo.say("Four nodes come; the run wants three or four.", heading=True)
-        self._nodes = [self._node(f"node{number}") for number in range(1, 5)]
-        self._wait_for_world(1, "four nodes formed a world")
-        formed_s = self._latest("placed") - self._latest("joining")
-        self._demo.say(f"formed in {_ms(formed_s)} after the last had arrived: {self._ranks()}")
+        self._demo.say("Four launchers start; the run wants two to four. Their workers add up 1, 2, 3, …", heading=True)
+        self._nodes = [self._launch("node1")]
+        self._demo.wait(self._is_served, "node1 served the run")
+        self._nodes += [self._launch(f"node{number}") for number in (2, 3, 4)]
+        self._await_round(1, "four nodes counted together")
+        self._demo.say(f"they count: {self._ranks()}; node1 was the first, so it serves the others")
+
+    def _crash(self) -> None:
+        victim = self._nodes[2]
+        rank = victim.place()[1]
+        self._demo.say(f"The worker of {victim.name}, rank {rank}, is killed with SIGKILL.", heading=True)
+        self._disturb(lambda: os.kill(victim.worker(), signal.SIGKILL), 2, "the workers were started again")
+        found = f"rank {rank} on "
+        verdicts = {next((line for line in node.lines() if found in line), "") for node in self._nodes}
+        self._demo.demand(
+            len(verdicts) == 1 and "" not in verdicts, f"the nodes do not agree on what failed: {sorted(verdicts)}"
+        )
+        self._demo.say(f"every node says: {verdicts.pop().removeprefix('rallypoint: ')}")
 
     def _lose_one(self) -> None:
-        victim = next(node for node in self._nodes if _rank(node) == 0)
-        self._demo.say(f"{victim.name}, which is rank 0, is killed with SIGKILL.", heading=True)
-        killed = victim.kill()
-        self._nodes.remove(victim)
-        self._wait_for_world(2, "the others regrouped")
-        self._demo.say(f"loss noticed after {_ms(self._latest('changed') - killed)}")
-        self._demo.say(f"regrouped after {_ms(self._latest('placed') - killed)}: {self._ranks()}")
-
-    def _restart(self) -> None:
-        self._demo.say("The server is killed with SIGKILL, and started again on the same port.", heading=True)
-        killed = self._server.kill()
-        before = [node.events() for node in self._nodes]
-        self._server, _ = self._serve(self._endpoint)
-        away_s = time.monotonic() - killed
-        # It recovers until every rank of the world has told it that it goes on (rule 14).
-        self._demo.wait(lambda: self._report().phase == "sealed", "the nodes found the server again")
-        survived_s = time.monotonic() - killed
-        self._demo.demand([node.events() for node in self._nodes] == before, "a node was told to restart")
-        self._demo.say(f"server restart survived in {_ms(survived_s)}, of which it was away for {_ms(away_s)}")
-        self._demo.say(f"nobody was told to restart, and every rank is as it was: {self._ranks()}")
+        victim = self._nodes.pop(1)
+        self._demo.say(f"{victim.name} is killed with SIGKILL, launcher and all.", heading=True)
+        self._disturb(victim.kill, 3, "the other three regrouped")
 
     def _grow(self) -> None:
         self._demo.say("A fifth node arrives.", heading=True)
-        before = [_rank(node) for node in self._nodes]
-        newcomer = self._node("node5")
-        self._nodes.append(newcomer)
-        self._wait_for_world(3, "the fifth node was let in")
-        self._demo.demand(
-            [_rank(node) for node in self._nodes[:-1]] == before, f"a node changed its rank: {self._ranks()}"
-        )
-        grown_s = self._latest("placed") - newcomer.last("joining")["at"]
-        self._demo.say(f"grown after {_ms(grown_s)}: {self._ranks()}")
+        self._disturb(lambda: self._nodes.append(self._launch("node5")), 4, "the fifth node was let in")
+
+    def _change_server(self) -> None:
+        victim = self._nodes.pop(0)
+        self._demo.say(f"{victim.name}, which serves, is killed with SIGKILL: another has to.", heading=True)
+        self._disturb(victim.kill, 5, "another node served and the three regrouped")
 
     def _finish(self) -> None:
-        self._demo.say("All finish.", heading=True)
-        for node in self._nodes:
-            assert node.popen.stdin is not None, "started with a pipe"
-            node.popen.stdin.close()
+        self._demo.say("It is enough.", heading=True)
+        (self._demo.folder / "enough").touch()
         self._demo.wait(lambda: all(node.outcome for node in self._nodes), "all nodes finished")
-        report = self._report()
-        self._demo.demand(report.ending == "succeeded", f"the run is not over: {report.situation}")
-        self._server.popen.terminate()
-        self._demo.wait(lambda: self._server.outcome != "", "the server ended")
-        self._demo.say(f"every node and the server ended with exit code 0; the run is {report.situation}")
+        counted, total = self._demo.checkpoint()
+        self._demo.demand(
+            total == counted * (counted + 1) // 2,
+            f"1 to {counted} were added up to {total}: one was lost or came twice",
+        )
+        self._demo.say(
+            f"every launcher ended with exit code 0; 1 to {counted} add up to {total}: nothing lost or twice"
+        )
 
     # Doing things -------------------------------------------------------------------------------------------------
 
-    def _serve(self, bind: str) -> tuple[Process, str]:
-        server = self._demo.start(
-            "server", "rallypoint", "serve", "--bind", bind, "--state", str(self._demo.folder / "state")
+    def _launch(self, name: str) -> Launcher:
+        meeting = ("--rdzv", f"127.0.0.1:{self._port}", "--run-id", "demo", "--nnodes", "2:4")
+        return self._demo.launch(name, *meeting, "--rdzv-conf", f"{SETTINGS},node_name={name}", "--grace", "2")
+
+    def _is_served(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+            return True
+        return False
+
+    def _disturb(self, action: Callable[[], object], number: int, what: str) -> None:
+        """Do something that ends the round; say how long it took until the next one counted on."""
+        before, began = self._demo.checkpoint()[0], time.monotonic()
+        action()
+        self._await_round(number, what)
+        self._demo.say(
+            f"they counted on after {(time.monotonic() - began) * 1000:.0f} ms, from {before}: {self._ranks()}"
         )
-        self._demo.wait(lambda: server.lines() != [], "the server listened")
-        return server, server.lines()[0].rpartition(" ")[2]
 
-    def _node(self, name: str) -> Process:
-        return self._demo.start(name, "rallypoint.cli.demo_node", self._endpoint, RUN_ID, name, "3:4")
+    def _await_round(self, number: int, what: str) -> None:
+        """Wait until the nodes, and no others, are in one world of this round, which has saved a checkpoint."""
 
-    def _wait_for_world(self, number: int, what: str) -> None:
-        """Wait until the nodes, and no others, are in one world of this round."""
+        def is_counting() -> bool:
+            places = sorted(node.place() for node in self._nodes)
+            return places == [(number, rank, len(places)) for rank in range(len(places))] and self._demo.has_saved(
+                number
+            )
 
-        def is_formed() -> bool:
-            places = [node.last("placed") for node in self._nodes]
-            if len({place.get("fence") for place in places}) > 1 or places[0].get("round") != number:
-                return False
-            return sorted(place["rank"] for place in places) == list(range(places[0]["size"]))
-
-        self._demo.wait(is_formed, what)
-
-    def _report(self) -> RunLine:
-        """Where the run stands, as the server says."""
-        from rallypoint.cli.arguments import listen_address
-        from rallypoint.client.admin_client import AdminClient
-
-        with AdminClient(*listen_address(self._endpoint)) as admin:
-            line = admin.status(RUN_ID).run
-        assert line is not None, "the server answers with a run, or says that there is none"
-        return line
-
-    def _latest(self, event: str) -> float:
-        return max(float(node.last(event)["at"]) for node in self._nodes)
+        self._demo.wait(is_counting, what)
 
     def _ranks(self) -> str:
-        ordered = sorted(self._nodes, key=_rank)
-        ranks = ", ".join(f"{node.name} rank {_rank(node)}" for node in ordered)
-        return f"round {ordered[0].last('placed')['round']}, {ranks}"
+        placed = sorted((node.place(), node.name) for node in self._nodes)
+        return f"round {placed[0][0][0]}, " + ", ".join(f"{name} rank {place[1]}" for place, name in placed)
 
 
-def _rank(node: Process) -> int:
-    return int(node.last("placed")["rank"])
-
-
-def _ms(duration_s: float) -> str:
-    return f"{duration_s * 1000:.0f} ms"
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,8 +1,8 @@
-"""The demo's processes: started, watched and ended here; a live table of them on a terminal, plain lines elsewhere."""
+"""The demo's launchers: started, watched and ended here; a live table of them on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
 import time
@@ -11,61 +11,61 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rallypoint.cli.demo_counter import checkpoint_file, last_checkpoint
 from rallypoint.cli.output import is_terminal
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-STEP_S = 60.0  # how long a step may take: a fraction of a second, or more where starting Python is slow
-LOOK_S = 0.05  # how often the demo reads what its processes have printed
+STEP_S = 60.0  # how long a step may take: a second, or more where starting Python is slow
+LOOK_S = 0.02  # how often the demo reads what its processes have printed
 PAUSE_S = 1.3  # before each step on a terminal, so that people can follow
-_STATES = {  # what a node does after it has reported an event, and the colour of that
-    "joining": ("waiting", "yellow"),
-    "placed": ("working", "green"),
-    "changed": ("regrouping", "yellow"),
-    "finished": ("finished", "yellow"),
-}
+_PLACE = re.compile(r"round (\d+): this node is (\d+) of (\d+)")
+_WORKER = re.compile(r"worker (\d+) goes on after")
 
 
 class DemoError(Exception):
     """Something that should have happened did not."""
 
 
-class Process:
-    """One process.  It prints into a file; its standard input stays open until it is told to finish."""
+class Launcher:
+    """One `rallypoint run`.  It prints into a file."""
 
-    def __init__(self, name: str, log: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, name: str, folder: Path, arguments: tuple[str, ...]) -> None:
         self.name = name
         self.outcome = ""
-        self._output, self._errors = log.with_suffix(".out"), log.with_suffix(".err")
-        command = [sys.executable, "-m", *arguments]
-        with self._output.open("wb") as out, self._errors.open("wb") as err:
-            # In a session of its own, because Ctrl-C is for the demo, which then ends its processes itself.
+        self._log = folder / f"{name}.log"
+        program = (sys.executable, "-m", "rallypoint.cli.demo_counter", str(folder))
+        with self._log.open("wb") as log:
+            # In a session of its own, because Ctrl-C is for the demo, which then ends its launchers itself.
             self.popen = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True
+                [sys.executable, "-m", "rallypoint", "run", *arguments, "--", *program],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def lines(self) -> list[str]:
-        """The whole lines that it printed."""
-        return self._output.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        """The whole lines that it and its workers printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
 
-    def events(self) -> list[dict[str, Any]]:
-        """What a node reported; a server reports nothing."""
-        return [json.loads(line) for line in self.lines() if line.startswith("{")]
+    def place(self) -> tuple[int, int, int]:
+        """Its last round, its rank there, and the number of nodes; zeros before the first."""
+        found = next((match for line in reversed(self.lines()) if (match := _PLACE.search(line))), None)
+        return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
 
-    def last(self, event: str) -> dict[str, Any]:
-        """The last event of a kind; empty where there was none."""
-        return next((found for found in reversed(self.events()) if found["event"] == event), {})
+    def worker(self) -> int:
+        """The process id of its worker."""
+        return next(int(match[1]) for line in reversed(self.lines()) if (match := _WORKER.search(line)))
 
-    def kill(self) -> float:
-        """End it with SIGKILL, and return when."""
-        at = time.monotonic()
+    def kill(self) -> None:
+        """End it with SIGKILL."""
         self.outcome = "killed"
         self.popen.kill()
         self.popen.wait()
-        return at
 
     def check(self) -> None:
         """Note its end, which is an error unless the exit code is 0."""
@@ -73,27 +73,27 @@ class Process:
         if code is not None and not self.outcome:
             self.outcome = f"exit code {code}"
             if code != 0:
-                complaints = self._errors.read_text(encoding="utf-8", errors="replace").strip() or "it said nothing"
-                raise DemoError(f"{self.name} ended with {self.outcome}: {complaints.splitlines()[-1]}")
+                raise DemoError(f"{self.name} ended with {self.outcome}: {(self.lines() or ['it said nothing'])[-1]}")
 
     def state(self) -> tuple[str, str]:
         """What it is doing, and the colour of that."""
         if self.outcome:
             return self.outcome, "red" if self.outcome == "killed" else "dim"
-        if events := self.events():
-            return _STATES[events[-1]["event"]]
-        return ("serving", "cyan") if self.lines() else ("starting", "dim")
+        lines = self.lines()
+        if not lines:
+            return "starting", "dim"
+        return ("counting", "green") if _WORKER.search(lines[-1]) else ("regrouping", "yellow")
 
 
 class Demo:
-    """All processes of the demo, and what it says of them.
+    """All launchers of the demo, and what it says of them.
 
     A signal that asks for the end is obeyed only while the demo waits.  An exception from a signal handler could come at
     any moment: while a process is started, which then nobody ends, or while `Popen` holds a lock.
     """
 
     def __init__(self) -> None:
-        self.processes: list[Process] = []
+        self.launchers: list[Launcher] = []
         self.folder = Path()
         self._signal = 0
         self._sentences: list[tuple[str, str]] = []
@@ -101,7 +101,7 @@ class Demo:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Leaving the block ends the processes that still run, and removes their files."""
+        """Leaving the block ends the launchers that still run, and removes their files."""
         with TemporaryDirectory(prefix="rallypoint-demo-") as folder, ExitStack() as stack:
             self.folder = Path(folder)
             if is_terminal():
@@ -111,10 +111,14 @@ class Demo:
             try:
                 yield
             finally:
-                for process in self.processes:
-                    process.popen.kill()
-                for process in self.processes:
-                    process.popen.communicate()
+                # A launcher that is asked to end ends its workers first; one that does not is killed, and its guard ends them.
+                for launcher in self.launchers:
+                    launcher.popen.terminate()
+                for launcher in self.launchers:
+                    try:
+                        launcher.popen.wait(5)
+                    except subprocess.TimeoutExpired:  # noqa: PERF203  # there are five
+                        launcher.kill()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """For `signal.signal`.  A second signal ends the demo at once."""
@@ -122,11 +126,19 @@ class Demo:
             raise SystemExit(128 + number)
         self._signal = number
 
-    def start(self, name: str, *module_and_arguments: str) -> Process:
-        """Start a Python module."""
-        process = Process(name, self.folder / f"{len(self.processes)}-{name}", module_and_arguments)
-        self.processes.append(process)
-        return process
+    def launch(self, name: str, *arguments: str) -> Launcher:
+        """Start a launcher of the counter."""
+        launcher = Launcher(name, self.folder, arguments)
+        self.launchers.append(launcher)
+        return launcher
+
+    def checkpoint(self) -> tuple[int, int]:
+        """How far the workers have counted, and the sum."""
+        return last_checkpoint(self.folder)
+
+    def has_saved(self, number: int) -> bool:
+        """Whether a round has saved a checkpoint."""
+        return checkpoint_file(self.folder, number).exists()
 
     def wait(self, until: Callable[[], bool], what: str) -> None:
         """Wait until something is so; `what` says what, in case it never is."""
@@ -153,8 +165,8 @@ class Demo:
     def _look(self) -> None:
         if self._signal:
             raise SystemExit(128 + self._signal)
-        for process in self.processes:
-            process.check()
+        for launcher in self.launchers:
+            launcher.check()
         self._draw()
         time.sleep(LOOK_S)
 
@@ -166,10 +178,10 @@ class Demo:
         from rich.text import Text
 
         table = Table(
-            "process", "pid", "round", "rank", "state", title="run 'demo'", title_justify="left", min_width=60
+            "launcher", "pid", "round", "rank", "state", title="run 'demo'", title_justify="left", min_width=60
         )
-        for process in self.processes:
-            place = process.last("placed") if not process.outcome else {}
-            cells = (str(place["round"]), f"{place['rank']} of {place['size']}") if place else ("", "")
-            table.add_row(process.name, str(process.popen.pid), *cells, Text(*process.state()))
+        for launcher in self.launchers:
+            number, rank, size = launcher.place() if not launcher.outcome else (0, 0, 0)
+            cells = (str(number), f"{rank} of {size}") if number else ("", "")
+            table.add_row(launcher.name, str(launcher.popen.pid), *cells, Text(*launcher.state()))
         self._live.update(Group(table, *(Text(*sentence) for sentence in self._sentences)), refresh=True)

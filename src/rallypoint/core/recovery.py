@@ -17,7 +17,7 @@ from rallypoint.core.changes import Durability, Notice, Step, arrive, change, cl
 from rallypoint.core.model import HeardRank, Phase, Run, WaitingNode, World, WorldName
 from rallypoint.messages.notices import Broken, Fenced, Refused
 from rallypoint.messages.requests import Announced, Joined, Seat, Standing
-from rallypoint.messages.types import Ending, Node, RecordedWorld, Role, rank_bitmap, ranks_of
+from rallypoint.messages.types import MOST_ROUNDS, Ending, Node, RecordedWorld, Role, rank_bitmap, ranks_of
 from rallypoint.sorted_map import SortedMap
 
 
@@ -100,8 +100,8 @@ def _higher(run: Run, said: Joined | Announced, seat: Seat, now: float) -> Run:
 def _contradiction(run: Run, said: Joined | Announced, seat: Seat) -> str:
     """Why what a node says of a world cannot be true beside what others said; empty if it can."""
     name, highest, speaks_of = said.node.name, run.highest, f"{said.node.name} speaks of a world of {seat.size}, where"
-    if not said.incarnation:
-        return f"{name} speaks of round {seat.round} of an incarnation that it does not name"
+    if not said.incarnation or seat.round > MOST_ROUNDS:
+        return f"{name} speaks of round {seat.round} of incarnation {said.incarnation!r}, which cannot be"
     if seat.size > said.bounds.max:
         return f"{speaks_of} {said.bounds.max} are the most that it asks for"
     if run.incarnation and seat.size > run.bounds.max:
@@ -223,8 +223,9 @@ def adopt(run: Run, now: float) -> Step:
     heard, highest = run.heard, run.highest
     if highest is None:
         return Step(run)
-    known_nodes = ((rank, heard.get(rank)) for rank in range(highest.size))
-    members = tuple(known.node if known is not None else _nobody(highest.round, rank) for rank, known in known_nodes)
+    # One stand-in for all that were not heard: a liar may speak of a large world.
+    unheard = _nobody(highest.round, "?")
+    members = tuple(known.node if (known := heard.get(rank)) else unheard for rank in range(highest.size))
     world = World(highest.incarnation, highest.round, highest.seal_id, members, now)
     waiters = _waiters(run)
     back = {w.node.id: replace(w, request=None) for w in waiters if w.node.id in run.ranks}
@@ -237,7 +238,7 @@ def adopt(run: Run, now: float) -> Step:
         run,
         incarnation=highest.incarnation,
         world=world,
-        ranks=SortedMap.build((node.id, rank) for rank, node in enumerate(members)),
+        ranks=SortedMap.build((known.node.id, rank) for rank, known in heard.items()),
         active=SortedMap.build(here.items()),
         finished=SortedMap.build(chain(finished.items(), earlier)),
         highest=None,
@@ -323,7 +324,7 @@ def _unannounced(of_round: int, rank: int, *, finished: bool = False, gone: bool
     return HeardRank(_nobody(of_round, rank), finished, finished, gone, announced=False)
 
 
-def _nobody(of_round: int, rank: int) -> Node:
+def _nobody(of_round: int, rank: int | str) -> Node:
     """A stand-in for a member that was never heard."""
     name = f"rank-{rank}-of-round-{of_round}"
     return Node(id=name, name=name)

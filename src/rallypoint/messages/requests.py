@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from rallypoint.messages.types import Bounds, Count, Ending, Name, Node, Reason, Settings, Size, Token, Why
+from rallypoint.messages.types import Bounds, Count, Ending, Name, Node, Reason, Round, Settings, Size, Token, Why
 
 
 class Standing(enum.Enum):
@@ -23,7 +23,7 @@ class Standing(enum.Enum):
 class Seat(msgspec.Struct, frozen=True):
     """A node's place in a world, as the node remembers it: all that is needed to rebuild that world from its members."""
 
-    round: Count
+    round: Round
     seal_id: Token
     size: Size
     rank: Count
@@ -48,7 +48,7 @@ class Joined(msgspec.Struct, frozen=True, tag="join", omit_defaults=True):
     settings: Settings = Settings()
     incarnation: Token = ""
     seat: Seat | None = None
-    round_seen: Count = 0
+    round_seen: Round = 0
 
 
 class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True):
@@ -64,7 +64,7 @@ class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True)
     settings: Settings = Settings()
     incarnation: Token = ""
     seat: Seat | None = None
-    round_seen: Count = 0
+    round_seen: Round = 0
     waiting: Count = 0
     ending: Ending = Ending.FAILED
     why: Why = ""

@@ -22,8 +22,15 @@ Why = Annotated[str, Meta(max_length=1024)]
 Count = Annotated[int, Meta(ge=0, le=2**31)]
 Round = Annotated[int, Meta(ge=0, le=2**53)]
 Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
-Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+MOST_ROUNDS = 2**52
+"""The highest round that a server believes in: the ones that follow it can still be written."""
+Size = Annotated[int, Meta(ge=1, le=100_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+# What a node may ask a server to keep in mind for it is bounded: minutes for what no option sets, an hour, a month.
+LONGEST_SILENCE_S, LONGEST_WAIT_S = 3600.0, 30 * 86400.0
+Moments = Annotated[float, Meta(ge=0, le=600)]
+Silence = Annotated[float, Meta(ge=0, le=LONGEST_SILENCE_S)]
+Wait = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
 
 
 class Role(enum.Enum):
@@ -90,18 +97,18 @@ class Bounds(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The times and choices of a run, set by its founder."""
 
-    last_call_s: Seconds = 30.0
-    regroup_s: Seconds = 60.0
-    admit_delay_s: Seconds = 0.0
-    closed_ttl_s: Seconds = 60.0
-    reconnect_grace_s: Seconds = 0.15
-    heartbeat_interval_s: Seconds = 1.0
-    heartbeat_timeout_s: Seconds = 5.0
-    outage_grace_s: Seconds = 300.0
-    reconnect_backoff_s: Seconds = 2.0
-    crash_pause_s: Seconds = 1.0
-    crash_pause_limit_s: Seconds = 60.0
-    crash_memory_s: Seconds = 600.0
+    last_call_s: Wait = 30.0
+    regroup_s: Wait = 60.0
+    admit_delay_s: Wait = 0.0
+    closed_ttl_s: Moments = 60.0
+    reconnect_grace_s: Moments = 0.15
+    heartbeat_interval_s: Silence = 1.0
+    heartbeat_timeout_s: Silence = 5.0
+    outage_grace_s: Wait = 300.0
+    reconnect_backoff_s: Moments = 2.0
+    crash_pause_s: Moments = 1.0
+    crash_pause_limit_s: Silence = 60.0
+    crash_memory_s: Silence = 600.0
     rank_policy: Name = "sticky"
     on_give_up: OnGiveUp = OnGiveUp.AUTO
 
@@ -122,10 +129,10 @@ class RecordedWorld(msgspec.Struct, frozen=True, omit_defaults=True):
     round: Annotated[int, Meta(ge=1, le=2**53)]
     seal_id: Name
     size: Size
-    finished: Annotated[bytes, Meta(max_length=125_000)] = b""
+    finished: Annotated[bytes, Meta(max_length=12_500)] = b""
     ended_before: Count = 0
     broken: bool = False
-    gone: Annotated[bytes, Meta(max_length=125_000)] = b""
+    gone: Annotated[bytes, Meta(max_length=12_500)] = b""
 
     def __post_init__(self) -> None:
         if any(rank >= self.size for rank in (*self.finished_ranks(), *ranks_of(self.gone))):

@@ -1,6 +1,6 @@
-"""A node of the demo: a real process that joins, joins again when its world changes, and prints each step as JSON.
+"""A node for the tests of the command line: it joins, joins again when its world changes, and prints each step as JSON.
 
-    python -m rallypoint.cli.demo_node ENDPOINT RUN NAME NODES
+    python -m tests.support.cli_node ENDPOINT RUN NAME NODES
 
 A line on its standard input, or the end of it, tells the node to finish.
 """
