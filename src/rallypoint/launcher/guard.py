@@ -260,8 +260,18 @@ def prctl(option: int, value: int) -> None:
         library.prctl(option, value, 0, 0, 0)
 
 
+def remove_folder(folder: str) -> None:
+    """Remove a folder with its files, if it is there.  (shutil would take longer to import than all else.)"""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
 def main() -> None:
-    """Guard the launcher at the other end of the socket with the descriptor that the command line names."""
+    """Guard the launcher whose socket and folder the command line names."""
     become_subreaper()
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -277,6 +287,7 @@ def main() -> None:
         guard.serve(woken)
     finally:
         guard.end_everything(ORPHAN_GRACE_S)
+        remove_folder(sys.argv[2])
 
 
 if __name__ == "__main__":

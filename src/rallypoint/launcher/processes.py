@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -70,10 +71,12 @@ class ProcessGuard:
         self, ended: Callable[[Ended], None], lost: Callable[[], None] = lambda: None, *, adopts: bool = False
     ) -> None:
         self._adopts = adopts
+        self.folder = Path(tempfile.mkdtemp(prefix="rallypoint-"))
+        """For the launcher's files; it goes with the guard."""
         ours, theirs = socket.socketpair()
         # It must not be reached by the terminal's Ctrl-C, nor by signals to the launcher's group: the launcher decides.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())],
+            [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno()), str(self.folder)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -136,6 +139,7 @@ class ProcessGuard:
             was_killed = True
             self._process.kill()
             self._process.wait()
+        guard.remove_folder(str(self.folder))
         if was_killed and self._adopts:
             guard.kill_descendants(guard.SWEEP_S)
 

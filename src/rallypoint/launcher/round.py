@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -66,7 +64,7 @@ class Round:
         self._plan, self._member, self._placed = plan, member, placed
         self._guard, self._output, self._restarts = guard, output, restarts
         self._workers: dict[int, _Worker] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="rallypoint-"))
+        self._peers_file = guard.folder / f"peers-{placed.round}.json"
         self._held: list[socket.socket] = []
         self._is_watched = True
         self._oom_kills = oom_kills()
@@ -81,7 +79,7 @@ class Round:
         self._is_watched = False
         for held in self._held:
             held.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._peers_file.unlink(missing_ok=True)
 
     @property
     def seal_id(self) -> str:
@@ -199,8 +197,7 @@ class Round:
         told = [json.loads(store.get(f"launcher/{rank}")) for rank in range(placed.size)]
         sizes = [count for count, _ in told]
         first, world_size = first_rank(sizes, placed.rank), sum(sizes)
-        peers = self._folder / "peers.json"
-        peers.write_text(json.dumps(self._peers(sizes)))
+        self._peers_file.write_text(json.dumps(self._peers(sizes)))
         options = self._plan.options
         return [
             WorkerPlace(
@@ -215,7 +212,7 @@ class Round:
                 group_world_size=placed.size,
                 store=(store.host, store.port),
                 coordinator=tuple(told[0][1]),
-                peers_file=str(peers),
+                peers_file=str(self._peers_file),
                 role=options["role"],
                 restarts=self._restarts,
                 max_restarts=options["max_restarts"],

@@ -159,11 +159,12 @@ def rank_bitmap(ranks: Iterable[int]) -> bytes:
 
 def is_loopback(node: Node) -> bool:
     """Whether a node gives an address that only its own machine can reach (rule 2)."""
-    return _is_loopback(node.address)
+    return is_loopback_address(node.address)
 
 
 @lru_cache(maxsize=4096)
-def _is_loopback(address: str) -> bool:
+def is_loopback_address(address: str) -> bool:
+    """Whether an address, or a name, is one that only the own machine can reach."""
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
