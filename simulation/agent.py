@@ -35,7 +35,7 @@ class Agent(Process):
         """The process starts: join, connect, and beat from then on."""
         self.join()
         self._connect()
-        self.later(self.cluster.settings.heartbeat_interval_s, self._beat)
+        self.later(self.view.settings.heartbeat_interval_s, self._beat)
 
     @property
     def view(self) -> View:

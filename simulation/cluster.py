@@ -58,6 +58,8 @@ class Cluster:
         self.seed = seed
         self.bounds = bounds
         self.settings = settings
+        self.shortest_timeout_s = self.longest_timeout_s = settings.heartbeat_timeout_s
+        """The heartbeat time-outs of the nodes so far are from the one to the other; the founder's is the run's."""
         self.durable = durable
         self.run_id = "run"
         self.chance = random.Random(seed)
@@ -129,11 +131,13 @@ class Cluster:
         timeout_s: float = 600.0,
         rate: float = 1.0,
         bounds: Bounds | None = None,
+        heartbeat_s: tuple[float, float] | None = None,
         **kind: Any,
     ) -> None:
         """Start a process of a node; an earlier one of that name must have ended.
 
-        `kind` is what only some kinds of processes have.
+        `heartbeat_s` are its interval and time-out, where they are not the others'; `kind` is what only some kinds of
+        processes have.
         """
         assert name not in self.agents or not self.agents[name].alive, f"{name} is running"
         self.processes[name] += 1
@@ -146,7 +150,13 @@ class Cluster:
             topology=topology,
             role=role,
         )
-        view = View(node=node, bounds=bounds or self.bounds, settings=self.settings)
+        settings = self.settings
+        if heartbeat_s is not None:
+            interval_s, silent_s = heartbeat_s
+            settings = msgspec.structs.replace(settings, heartbeat_interval_s=interval_s, heartbeat_timeout_s=silent_s)
+            self.shortest_timeout_s = min(self.shortest_timeout_s, silent_s)
+            self.longest_timeout_s = max(self.longest_timeout_s, silent_s)
+        view = View(node=node, bounds=bounds or self.bounds, settings=settings)
         agent = self.make_agent(view, rate=rate, stop_s=stop_s, timeout_s=timeout_s, **kind)
         self.agents[name] = self.by_id[node.id] = agent
         agent.begin()

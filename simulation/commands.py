@@ -1,8 +1,9 @@
 """The commands of a virtual cluster: one line each, the same in scenario files and schedules.
 
 start NAME [spare] [rank=N] [topology=PATH] [address=A] [stop=S] [timeout=S] [rate=R] [bounds=MIN:MAX]
+           [heartbeat=INTERVAL:TIMEOUT]
 kill NAME | vanish NAME          its process dies, and the connection's end is seen, or is not
-pause NAME | resume NAME         SIGSTOP, SIGCONT; NAME may be `server`
+pause NAMES… | resume NAMES…     SIGSTOP, SIGCONT, of all of them at once; a name may be `server`
 cut NAME | mute NAME | heal NAME nothing passes, or nothing reaches the node, until healed
 flap NAME LATE_S                 a new connection; the end of the old one is seen so much later
 fail NAME                        its workers crash, it rejoins at once
@@ -33,6 +34,7 @@ from simulation.agent import Agent
 from simulation.cluster import Cluster
 from simulation.elected_cluster import ElectedCluster
 from simulation.virtual_process import VirtualProcess
+from simulation.virtual_time import Process
 
 FAULTS = {
     "kill": "crash of a node",
@@ -66,7 +68,9 @@ FAULTS = {
     "late write": "late writes",
     "slow register": "register calls of seconds",
     "rivals": "two servers alive at once",
-    "rest": "unequal settings",
+    "rest": "unequal rests of claims",
+    "heartbeat": "unequal heartbeats",
+    "together": "server and node paused",
 }
 
 
@@ -76,9 +80,9 @@ def perform(cluster: Cluster, line: str) -> None:
     if verb not in _VERBS:
         raise ValueError(f"there is no command {verb!r} in {line!r}; there are {', '.join(sorted(_VERBS))}")
     if verb not in ("advance", "show", "restart", "start", "resend"):
-        cluster.invariants.disturbed()
+        cluster.invariants.disturbed(words[0] if verb in ("kill", "vanish") else "")
     if verb in FAULTS:
-        cluster.faults["stall" if verb == "pause" and words == ["server"] else verb] += 1
+        cluster.faults["stall" if verb == "pause" and "server" in words else verb] += 1
     _VERBS[verb](cluster, words)
 
 
@@ -86,6 +90,12 @@ def parse_bounds(text: str) -> Bounds:
     """`2:4`, or `4` for `4:4`."""
     low, _, high = text.partition(":")
     return Bounds(int(low), int(high or low))
+
+
+def _range(text: str) -> tuple[float, float]:
+    """`0.1:0.5`, or `0.5` for twice the same."""
+    low, _, high = text.partition(":")
+    return float(low), float(high or low)
 
 
 def _agent(cluster: Cluster, words: list[str]) -> Agent:
@@ -99,6 +109,7 @@ def _start(cluster: Cluster, words: list[str]) -> None:
     given = dict(option.partition("=")[::2] for option in options)
     if float(given.get("rate", 1)) != 1:
         cluster.faults["rate"] += 1
+    cluster.faults["heartbeat"] += "heartbeat" in given
     elected: dict[str, Any] = {}
     if isinstance(cluster, ElectedCluster):
         elected = {"rest_s": float(given["rest"]) if "rest" in given else None, "may_claim": "guest" not in given}
@@ -113,6 +124,7 @@ def _start(cluster: Cluster, words: list[str]) -> None:
         timeout_s=float(given.get("timeout", 600)),
         rate=float(given.get("rate", 1)),
         bounds=parse_bounds(given["bounds"]) if "bounds" in given else None,
+        heartbeat_s=_range(given["heartbeat"]) if "heartbeat" in given else None,
         **elected,
     )
 
@@ -126,11 +138,18 @@ def _vanish(cluster: Cluster, words: list[str]) -> None:
 
 
 def _pause(cluster: Cluster, words: list[str]) -> None:
-    (cluster.coordinator if words == ["server"] and cluster.coordinator else _agent(cluster, words)).stop()
+    cluster.faults["together"] += len(words) > 1
+    for process in [_process(cluster, name) for name in words]:
+        process.stop()
 
 
 def _resume(cluster: Cluster, words: list[str]) -> None:
-    (cluster.coordinator if words == ["server"] and cluster.coordinator else _agent(cluster, words)).resume()
+    for process in [_process(cluster, name) for name in words]:
+        process.resume()
+
+
+def _process(cluster: Cluster, name: str) -> Process:
+    return cluster.coordinator if name == "server" and cluster.coordinator else _agent(cluster, [name])
 
 
 def _cut(cluster: Cluster, words: list[str]) -> None:
@@ -206,8 +225,7 @@ def _register(cluster: Cluster, words: list[str]) -> None:
     register.stale = float(given.get("stale", register.stale))
     register.late_s = float(given.get("late", register.late_s))
     if "delay" in given:
-        low, _, high = given["delay"].partition(":")
-        register.delay_s = (float(low), float(high or low))
+        register.delay_s = _range(given["delay"])
         cluster.faults["slow register"] += register.delay_s[1] >= 1.0
 
 
@@ -273,10 +291,8 @@ def _network(cluster: Cluster, words: list[str]) -> None:
     cluster.network.loss = float(given.get("loss", cluster.network.loss))
     cluster.network.twice = float(given.get("twice", cluster.network.twice))
     if "delay" in given:
-        low, _, high = given["delay"].partition(":")
-        cluster.network.delay_s = (float(low), float(high or low))
-        if high:
-            cluster.faults["delay"] += 1
+        cluster.network.delay_s = _range(given["delay"])
+        cluster.faults["delay"] += ":" in given["delay"]
 
 
 def _advance(cluster: Cluster, words: list[str]) -> None:

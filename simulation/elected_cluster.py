@@ -98,9 +98,10 @@ class ElectedCluster(Cluster):
             rate,
             stop_s=stop_s,
             timeout_s=timeout_s,
-            rest_s=rest_s or self.settings.heartbeat_timeout_s,
+            rest_s=rest_s or view.settings.heartbeat_timeout_s,
             may_claim=may_claim,
         )
+        self.elected_invariants.newcomer()
         self.virtual_time.after(0.0, lambda: self._keep_lease(peer))
         return peer
 
@@ -152,7 +153,7 @@ class ElectedCluster(Cluster):
         """The thread that renews a lease: it stops when the loop beside it has not run for half of a time-out."""
         if not peer.alive:
             return
-        ttl_s, server = self.settings.heartbeat_timeout_s, peer.server
+        ttl_s, server = peer.view.settings.heartbeat_timeout_s, peer.server
         ran = not peer.stopped or (peer.frozen and peer.stopped_now_s < ttl_s / 2)
         if server is not None and server.serves and ran:
             self.register.keep(server.claim.id, server.claim.rest_s)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from simulation.virtual_process import VirtualProcess
 from simulation.virtual_server import VirtualServer
 
+PROMPT_S = 0.01
+"""With longer delays than this, a node may be too late for the hold of a server that takes over."""
 CLAIMS_A_FAULT = 8
 """How many claims a fault may lead to; each of at most twelve nodes may try once or twice."""
 
@@ -47,6 +49,7 @@ class ElectedInvariants(NodeInvariants):
         self.claims = 0
         self.faults = 1
         self.disturbed_at = 0.0
+        self._grew_at = 0.0
         self._counted: set[str] = set()
         self._epochs: dict[str, tuple[str, int]] = {}
         self._written: dict[str, float] = {}
@@ -62,11 +65,19 @@ class ElectedInvariants(NodeInvariants):
     def fixed_server_acted(self, before: Run, run: Run, message: NodeMessage | None) -> None:
         """There is no server of the world's own."""
 
-    def disturbed(self) -> None:
-        """Something happens to the nodes, the network or the register."""
-        self.protected = ""
+    def disturbed(self, gone: str = "") -> None:
+        """Something happens to the nodes, the network or the register; `gone` names a process that only dies.
+
+        Where that process has no part in the world any more, all others keep theirs, also if it was the server.
+        """
+        self.protected = self._whole_without(gone) if gone else ""
         self.faults += 1
         self.disturbed_at = self.cluster.time
+
+    def newcomer(self) -> None:
+        """A process starts: the world may end to let it in."""
+        self.protected = ""
+        self._grew_at = self.cluster.time
 
     def register_emptied(self) -> None:
         """The register forgot: nothing that depends on its memory can be promised."""
@@ -130,7 +141,7 @@ class ElectedInvariants(NodeInvariants):
             return
         quiet_s = self.cluster.time - self.disturbed_at
         self.require(
-            quiet_s < 6 * self.cluster.settings.heartbeat_timeout_s,
+            quiet_s < 6 * self.cluster.longest_timeout_s,
             f"{peer.name} took the claim of {server.peer.name}, which lives, {quiet_s:.1f} s after the last fault",
         )
 
@@ -168,7 +179,7 @@ class ElectedInvariants(NodeInvariants):
         cut_off = [other for other in others if other.id in heard and other.alive and not other.stopped]
         if len(cut_off) < 2 or 2 * len(cut_off) <= len(heard):
             return
-        bound_s = 2 * settings.heartbeat_timeout_s + settings.reconnect_backoff_s + OTHERS_FIRST_S
+        bound_s = 2 * world.longest_timeout_s + settings.reconnect_backoff_s + OTHERS_FIRST_S
         world.virtual_time.after(bound_s, partial(self._must_be_served, cut_off, self.disturbed_at, bound_s))
 
     def _must_be_served(self, cut_off: list[VirtualProcess], since: float, bound_s: float) -> None:
@@ -188,7 +199,7 @@ class ElectedInvariants(NodeInvariants):
     def server_started(self, server: VirtualServer) -> None:
         """A process serves: what it starts with is what the record says, and nothing else."""
         record = server.record
-        self.protected = self._whole_world(record)
+        self.protected = self.protected or self._whole_world(record)
         if record.world is not None and record.closing is None:
             self._taken_over[server.claim.id] = (record, record.world)
         run = server.run
@@ -284,7 +295,7 @@ class ElectedInvariants(NodeInvariants):
                 before.incarnation not in self.closed or before.incarnation != last or not is_current,
                 f"{agent.name} was put out of {before.incarnation} instead of being told that it is closed",
             )
-        over = view.state in (State.BROKEN, State.FENCED) and before.state is State.HOLDS
+        over = view.state in (State.BROKEN, State.FENCED, State.CLOSED) and before.state is State.HOLDS
         if over and view.world is not None and not view.why.startswith("this node itself"):
             self.require(
                 view.world.seal_id != self.protected,
@@ -376,7 +387,19 @@ class ElectedInvariants(NodeInvariants):
 
     # Small things -------------------------------------------------------------------------------------------------
 
-    def _whole_world(self, record: Record) -> str:
+    def _whole_without(self, gone: str) -> str:
+        """The seal id of the world that stays whole although this process dies; nothing where others may end it."""
+        world, record = self.cluster, self.cluster.register.record()
+        others = [peer for peer in world.peers if peer.alive and peer.name != gone]
+        prompt = max(world.network.delay_s[1], world.register.delay_s[1]) < PROMPT_S
+        # A node that the server keeps out for a while is let in by the next one.
+        waits = any(peer.view.state is State.WAITING for peer in others)
+        led = any(peer.election_may_claim and peer.leaving is None for peer in others)
+        if record is None or not (prompt and led) or waits or world.parted or world.doomed:
+            return ""
+        return self._whole_world(record, gone)
+
+    def _whole_world(self, record: Record, gone: str = "") -> str:
         """The seal id of the recorded world that all of its unfinished members hold, undisturbed; else nothing."""
         world = record.world
         if world is None or record.closing is not None or world.broken or world.seal_id in self.broken or self.forgot:
@@ -389,6 +412,7 @@ class ElectedInvariants(NodeInvariants):
             peer
             for peer in self.cluster.peers
             if peer.alive
+            and peer.name != gone
             and peer.view.world is not None
             and peer.view.world.seal_id == world.seal_id
             and peer.view.state is State.HOLDS
@@ -396,6 +420,7 @@ class ElectedInvariants(NodeInvariants):
             and peer.leaving is None
         ]
         ranks = {peer.view.world.rank for peer in holders if peer.view.world is not None}
-        quiet = self.cluster.time - self.disturbed_at > 2 * self.cluster.settings.heartbeat_timeout_s
+        changed_at = max(self.disturbed_at, self._grew_at)
+        quiet = self.cluster.time - changed_at > 2 * self.cluster.longest_timeout_s
         whole = ranks | set(world.finished_ranks()) == set(range(world.size))
         return world.seal_id if whole and quiet else ""

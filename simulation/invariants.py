@@ -39,8 +39,8 @@ class InvariantChecker(Protocol):
     def agent_changed(self, agent: Agent, before: View) -> None:
         """A node's view changed."""
 
-    def disturbed(self) -> None:
-        """Something happens to the nodes."""
+    def disturbed(self, gone: str = "") -> None:
+        """Something happens to the nodes; `gone` names a process that only dies."""
 
     def check_rest(self, quiet_s: float) -> None:
         """Long after the last fault everybody is where they should be."""
@@ -67,7 +67,7 @@ class Invariants(NodeInvariants):
             self.round_floor = 0
         self.protected = self._whole_world()
 
-    def disturbed(self) -> None:
+    def disturbed(self, gone: str = "") -> None:
         """Something happens to the nodes: a world need not survive the server's restart any more."""
         self.protected = None
 
@@ -191,7 +191,7 @@ class Invariants(NodeInvariants):
         heard_s = world.awake_time - world.arrived.get(agent.connection, float("-inf"))
         # A stall of less than two looks is not told from an ordinary delay, and there may be two of them.
         self.require(
-            heard_s > world.settings.heartbeat_timeout_s - 4 * LOOK_S,
+            heard_s > world.shortest_timeout_s - 4 * LOOK_S,
             f"{agent.name} was given up although it was heard on its newest connection {heard_s:.2f} s ago: {loss.why}",
         )
 

@@ -31,6 +31,15 @@ QUIET_S = 6.0
 PARTED = 0.4
 """How many of the clusters that elect their server end with one that most nodes cannot reach."""
 PARTED_S = 9.0
+VANISHED = 0.25
+"""How many of the servers that are replaced in the end go without a word."""
+FINISHED_S = 5.5
+"""How long a server serves on that has finished: a process stays for `CLOSE_S` at most."""
+REPLACED_S = (3.0, 14.0)
+"""How long it takes to replace a server that was killed, or that went without a word."""
+
+HEARTBEATS = ["0.4:1.5", "1.0:4.0"]
+"""Intervals and time-outs of nodes that have their own."""
 
 Do = Callable[[str], None]
 
@@ -109,6 +118,8 @@ def play(seed: int) -> Played:
             _part_the_server(cluster, nodes, chance, do)
         end_faults(cluster, do)
         cluster.invariants.check_rest(QUIET_S)
+        if isinstance(cluster, ElectedCluster):
+            _replace_the_server(cluster, chance, do)
     except BrokenInvariantError as exc:
         played.failure = str(exc)
     except AssertionError as exc:
@@ -154,7 +165,8 @@ def _play(cluster: Cluster, nodes: int, chance: random.Random, do: Do) -> None:
         kinds = sum(count > 0 for count in cluster.faults.values())
         events = ELECTED_EVENTS if isinstance(cluster, ElectedCluster) else MIN_EVENTS
         enough = significant(cluster.events) >= events and kinds >= MIN_FAULT_KINDS
-        if enough and number >= MIN_COMMANDS and (cluster.faults["crash"] or not with_crash):
+        paused = cluster.faults["together"] or nodes == 1 or not _pauses_together(cluster.seed)
+        if enough and number >= MIN_COMMANDS and (cluster.faults["crash"] or not with_crash) and paused:
             return
         command = _choose(cluster, names, chance, with_crash)
         if command:
@@ -185,6 +197,8 @@ def _choose(cluster: Cluster, names: list[str], chance: random.Random, with_cras
         often = 1.5 if isinstance(cluster, ElectedCluster) else 0.5
         options += [(often, f"finish {chance.choice(holders).name}"), (2.0, f"fail {chance.choice(holders).name}")]
     options += _to_mend(cluster, running, chance)
+    if _pauses_together(cluster.seed):
+        options += _with_the_server(cluster, running, chance)
     if isinstance(cluster, ElectedCluster):
         options += _to_the_register(cluster, running, chance, with_crash)
     elif cluster.coordinator is None:
@@ -220,6 +234,32 @@ def _to_mend(cluster: Cluster, running: list[Agent], chance: random.Random) -> l
     apart = sorted(_apart(cluster))
     options = [(2.0, f"resume {chance.choice(stopped)}")] if stopped else []
     return options + ([(2.0, f"heal {chance.choice(apart)}")] if apart else [])
+
+
+def _has_unequal_heartbeats(seed: int) -> bool:
+    """Whether some nodes of a schedule have other heartbeat settings than the rest, the founder perhaps among them."""
+    return seed % 5 == 4
+
+
+def _pauses_together(seed: int) -> bool:
+    """Whether a schedule stops the server and a node at once, and lets them go on at once."""
+    return seed % 7 == 3
+
+
+def _with_the_server(cluster: Cluster, running: list[Agent], chance: random.Random) -> list[tuple[float, str]]:
+    """The server's process and another node's are stopped together; all that is stopped goes on together."""
+    stopped = [agent.name for agent in running if agent.stopped]
+    server = ""
+    if isinstance(cluster, ElectedCluster):
+        server = cluster.current.peer.name if cluster.current is not None else ""
+    elif cluster.coordinator is not None:
+        server = "server"
+        stopped += ["server"] * cluster.coordinator.stopped
+    others = [agent.name for agent in running if not agent.stopped and agent.name != server]
+    options = [(3.0, f"resume {' '.join(stopped)}")] if len(stopped) > 1 else []
+    if server and server not in stopped and others:
+        options.append((3.0, f"pause {server} {chance.choice(others)}"))
+    return options
 
 
 def _queues(seed: int) -> bool:
@@ -295,6 +335,21 @@ def _part_the_server(cluster: ElectedCluster, nodes: int, chance: random.Random,
         do(f"advance {PARTED_S:.0f}")
 
 
+def _replace_the_server(cluster: ElectedCluster, chance: random.Random, do: Do) -> None:
+    """At rest, the server dies in a process that has no part in the world, or has finished: nobody's world ends (17f)."""
+    server = cluster.current
+    holders = [peer for peer in cluster.peers if peer.alive and peer.view.state is State.HOLDS]
+    if server is None or not any(peer is not server.peer for peer in holders):
+        return
+    name, vanishes = server.peer.name, chance.random() < VANISHED
+    if server.peer in holders:
+        do(f"finish {name}")
+        do(f"advance {FINISHED_S}")
+    if server.alive:
+        do(f"{'vanish' if vanishes else 'kill'} {name}")
+        do(f"advance {REPLACED_S[vanishes]:.0f}")
+
+
 def _weather(chance: random.Random) -> str:
     """Another kind of network."""
     return chance.choice(
@@ -323,6 +378,8 @@ def _start(name: str, cluster: Cluster, chance: random.Random) -> str:
         words.append(f"rate={chance.choice([0.98, 1.02])}")
     if isinstance(cluster, ElectedCluster) and chance.random() < 0.2:
         words.append(f"rest={chance.choice([1.0, 6.0])}")
+    if _has_unequal_heartbeats(cluster.seed) and chance.random() < 0.4:
+        words.append(f"heartbeat={chance.choice(HEARTBEATS)}")
     if isinstance(cluster, ElectedCluster) and name != "n0" and chance.random() < 0.08:
         words.append("guest")
     return " ".join(words)
