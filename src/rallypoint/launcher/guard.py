@@ -261,13 +261,10 @@ def prctl(option: int, value: int) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder with its files, if it is there.  (shutil would take longer to import than all else.)"""
-    try:
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
-    except OSError:
-        return
+    """Remove a folder with its files, if it is there."""
+    import shutil  # here, because it takes longer to import than all else
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
