@@ -13,7 +13,7 @@ from benchmarks.processes import answer
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
 from rallypoint.messages.types import Bounds, Node, Settings
-from rallypoint.server.sockets import raise_file_limit
+from rallypoint.server.sockets import file_limit
 
 
 class NodeConnection(asyncio.Protocol):
@@ -56,7 +56,7 @@ async def join(endpoint: str, run_id: str, nodes: int, first: int, mine: int) ->
 async def main() -> None:
     """Obey."""
     endpoint, run_id, nodes, first, mine = sys.argv[1:]
-    raise_file_limit()
+    file_limit(raised=True)
     answer("ready")
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     began = time.monotonic()

@@ -12,7 +12,7 @@ import sys
 import time
 
 from benchmarks.processes import answer
-from rallypoint.server.sockets import raise_file_limit
+from rallypoint.server.sockets import file_limit
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.wire import Query
 
@@ -83,7 +83,7 @@ def wake(setter: socket.socket, lines: list[socket.socket]) -> float:
 def main() -> None:
     """Obey."""
     port, connections = map(int, sys.argv[1:])
-    raise_file_limit()
+    file_limit(raised=True)
     answer("ready")
     setter = connect(port, 1)[0]
     lines: list[socket.socket] = []

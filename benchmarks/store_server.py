@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from benchmarks.processes import answer
-from rallypoint.server.sockets import raise_file_limit
+from rallypoint.server.sockets import file_limit
 
 
 def open_store(kind: str, port: int, *, is_master: bool) -> Any:
@@ -21,7 +21,7 @@ def open_store(kind: str, port: int, *, is_master: bool) -> Any:
 
 
 if __name__ == "__main__":
-    raise_file_limit()
+    file_limit(raised=True)
     store = open_store(sys.argv[1], 0, is_master=True)
     answer(store.port)
     sys.stdin.read()

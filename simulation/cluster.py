@@ -326,6 +326,7 @@ class Cluster:
             routine = isinstance(message, Announced) and after is before
             self.events["heartbeat" if routine else type(message).__name__] += 1
         for happening in effects.happenings:
+            self.invariants.require("a fault of Rallypoint" not in happening.why, happening.why)
             if happening.why:
                 self.note("server", happening.why)
             for loss in happening.losses:

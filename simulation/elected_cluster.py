@@ -282,6 +282,7 @@ class ElectedCluster(Cluster):
     def server_acted(self, server: VirtualServer, effects: Effects) -> None:
         """A server took an input."""
         for happening in effects.happenings:
+            self.invariants.require("a fault of Rallypoint" not in happening.why, happening.why)
             if happening.why:
                 self.note(f"server on {server.peer.name}", happening.why)
             self.events["RunChange"] += 1

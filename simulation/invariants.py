@@ -27,6 +27,9 @@ class InvariantChecker(Protocol):
 
     rosters: dict[str, tuple[str, int, tuple[str, ...]]]
 
+    def require(self, holds: bool, otherwise: str) -> None:
+        """Say when something happened that must not."""
+
     def fixed_server_started(self) -> None:
         """A new life of the server."""
 

@@ -14,6 +14,9 @@ _LABEL = re.compile(r"(?!-)[\w-]{1,63}(?<!-)")
 _SCOPE = re.compile(r"[^\s%/\[\]]+")
 _LONGEST_NAME = 253
 
+HTTP_PROBE = b"GET /rallypoint HTTP/1.0\r\n\r\n"
+"""What our clients ask where they get no answer, to learn whether a web server is there."""
+
 
 def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     """Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or `v6:port`; nothing or blank means localhost.

@@ -21,6 +21,7 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import NodeMessage
 from rallypoint.messages.types import Count, Name, Round, Seconds, Text, Token, Why
+from rallypoint.net import HTTP_PROBE
 from rallypoint.report import KeptOutLine, NodeLine, RunLine
 from rallypoint.tokens import AccessRole
 from rallypoint.verdict import Failure, Verdict
@@ -38,6 +39,7 @@ MAGIC = b"RLYP"
 """What every connection starts with, in both directions: it tells another protocol from ours at the first bytes."""
 
 _PROTOCOLS = {
+    "a node that asks what listens here": (HTTP_PROBE[:8],),
     "HTTP": (b"HTTP/", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI"),
     "TLS": (b"\x16\x03",),
     "a client of torch's TCPStore": (b"\x00\xce\xf7\x85\x3c",),

@@ -121,6 +121,7 @@ def test_a_closed_store_says_so_also_to_who_waits_on_it(path: Path) -> None:
 
 
 def test_a_path_means_the_same_file_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "target").touch()
     (tmp_path / "link").symlink_to("target")
     monkeypatch.chdir(tmp_path)
     store = FileStore("link", 1)
@@ -129,6 +130,13 @@ def test_a_path_means_the_same_file_from_everywhere(tmp_path: Path, monkeypatch:
     assert FileStore(tmp_path / "target").get("key") == b"v"
     assert store.clone().get("key") == b"v"
     store.close()
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_link_to_nothing_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(StoreError, match="it is a symbolic link"):
+        FileStore(tmp_path / "link", 1)
     assert not (tmp_path / "target").exists()
 
 

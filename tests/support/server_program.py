@@ -30,7 +30,7 @@ async def serve(options: argparse.Namespace) -> None:
     listener = listen(options.host, options.port)
     port = listener.getsockname()[1]
     state = StateFile(Path(options.state)) if options.state else None
-    service = Service(state=state, acted=tell)
+    service = Service(state=state, acted=tell, raises_file_limit=True)
     service.coordinator.runs.fixed_hold_s = options.hold
     await service.start(listener)
     say("serving", port=port)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from rallypoint.cli.arguments import DEFAULT_PORT, access, add_access_arguments, listen_address
 from rallypoint.cli.exit_codes import UsageError
-from rallypoint.cli.output import printable
 from rallypoint.errors import RendezvousError
 from rallypoint.net import written
 
 if TYPE_CHECKING:
-    import logging
     import socket
 
     from rallypoint.tls import TlsFiles
@@ -80,11 +78,13 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
 
 async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token | None, tls: TlsFiles) -> None:
     import asyncio
+    import logging
     import signal
     from contextlib import ExitStack
     from functools import partial
 
     from rallypoint import events
+    from rallypoint.cli.server_log import StderrLog
     from rallypoint.server.coordinator import Coordinator
     from rallypoint.server.service import Service
     from rallypoint.server.state_file import StateFile
@@ -93,14 +93,18 @@ async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token
     signals: asyncio.Queue[str] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number.name)
-    log = _log_to_stderr()
+    log, lines = logging.getLogger("rallypoint"), StderrLog()
+    log.setLevel(logging.INFO)
+    log.addHandler(lines)
     with ExitStack() as stack:
+        stack.callback(lines.finish)
         if args.log_json is not None:
             stack.enter_context(events.write_json_lines(args.log_json))
         service = Service(
             partial(Coordinator, token=token),
             state=StateFile(args.state) if args.state is not None else None,
             tls=TlsContext(tls, is_server=True) if tls else None,
+            raises_file_limit=True,
         )
         host, port = listener.getsockname()[:2]
         await service.start(listener)
@@ -109,23 +113,3 @@ async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token
         print(f"rallypoint serve: listening on {written(host, port)}", flush=True)
         log.info("ended by %s", await signals.get())
         await service.stop()
-
-
-def _log_to_stderr() -> logging.Logger:
-    """Print what the server logs as lines for people."""
-    import logging
-
-    class Lines(logging.Formatter):
-        """A line for each message, whatever characters a node has in its name."""
-
-        def format(self, record: logging.LogRecord) -> str:
-            level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-            trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-            return f"{self.formatTime(record)} {level}{printable(record.getMessage())}{trace}"
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(Lines())
-    log = logging.getLogger("rallypoint")
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    return log

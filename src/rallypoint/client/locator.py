@@ -10,7 +10,7 @@ import msgspec
 
 from rallypoint.client.session import Session
 from rallypoint.core.model import EndedIncarnation
-from rallypoint.net import written
+from rallypoint.net import HTTP_PROBE, written
 from rallypoint.tls import TlsContext
 from rallypoint.tokens import Token
 
@@ -37,7 +37,7 @@ class Target(msgspec.Struct, frozen=True):
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection(self.hosts[0], self.port), ASK_S)
             with closing(writer):
-                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                writer.write(HTTP_PROBE)
                 answer = await asyncio.wait_for(reader.read(64), ASK_S)
         except (OSError, UnicodeError, asyncio.TimeoutError):
             return ""

@@ -41,6 +41,7 @@ from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
+from rallypoint.server.sockets import file_limit
 from rallypoint.stores.errors import RoundOverError, StoreError
 from rallypoint.verdict import Verdict
 
@@ -119,6 +120,7 @@ class Agent:
         # What is ignored stays so: `nohup`, and Ctrl-C in the background jobs of a script.
         heeded = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._signalled) for number in heeded}
+        file_limit(raised=True)  # this process may serve; the workers come of the guard, which was there before
         try:
             try:
                 member, join_s = self._open_member()

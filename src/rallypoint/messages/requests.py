@@ -89,3 +89,10 @@ class CloseAsked(msgspec.Struct, frozen=True, tag="close", omit_defaults=True):
 
 
 NodeMessage = Joined | Announced | Left | CloseAsked
+
+
+def sender_of(message: NodeMessage) -> str:
+    """The node that a message is from, by its own account."""
+    if isinstance(message, (Joined, Announced)):
+        return message.node.id
+    return message.node_id if isinstance(message, Left) else message.by

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,11 @@ from rallypoint.server import run_state
 from rallypoint.server.run_state import Output, RunState
 from rallypoint.server.runs import HostedRun
 from rallypoint.tokens import AccessRole
+
+T = TypeVar("T")
+
+PEERS_PAGE_BYTES, ADMIN_PAGE_BYTES = 48 * 1024, 256 * 1024
+"""What a page of nodes may take, so that its message is not larger than a node, or an administrator, reads."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -70,8 +76,8 @@ def answer(
     if hosted is None:
         return _unknown_run(ask)
     run, run_now = hosted.run, hosted.time(now)
-    nodes, out = islice(nodes_of(run), PAGE_SIZE), islice(kept_out_of(run, run_now), PAGE_SIZE)
-    return protocol.Status(ask.number, line_of(run, run_now), str(run.bounds), tuple(nodes), dict(messages), tuple(out))
+    nodes, out = _page(nodes_of(run), ADMIN_PAGE_BYTES), _page(kept_out_of(run, run_now), ADMIN_PAGE_BYTES)
+    return protocol.Status(ask.number, line_of(run, run_now), str(run.bounds), nodes, dict(messages), out)
 
 
 def _peers(ask: protocol.AskPeers, hosted: HostedRun | None) -> protocol.Peers | Done:
@@ -81,7 +87,18 @@ def _peers(ask: protocol.AskPeers, hosted: HostedRun | None) -> protocol.Peers |
         return Done(ask.number, False, "that world is over: join again to learn who is in the next one")
     members = enumerate(world.members[ask.start : ask.start + PAGE_SIZE], ask.start)
     page = (protocol.Peer(rank, node.name, node.address, node.topology) for rank, node in members)
-    return protocol.Peers(ask.number, world.size, tuple(page))
+    return protocol.Peers(ask.number, world.size, _page(page, PEERS_PAGE_BYTES))
+
+
+def _page(lines: Iterable[T], room: int) -> tuple[T, ...]:
+    """The first lines, as many as a message has room for; at least one, if there is one."""
+    page: list[T] = []
+    for line in islice(lines, PAGE_SIZE):
+        room -= len(msgspec.json.encode(line)) + 1
+        if room < 0 and page:
+            break
+        page.append(line)
+    return tuple(page)
 
 
 def order_of(ask: AskClose | AskEvict | AskLift, hosted: HostedRun | None, now: float) -> Order | Done:

@@ -26,6 +26,10 @@ class ServerLimits:
     """Connections that have not said hello."""
     hello_s: float = 10.0
     """How long a connection may take to say hello."""
+    idle_s: float = 60.0
+    """How long a caller that takes part in no run may say nothing."""
+    questions: int = 64
+    """How many questions of one caller are answered before others have their turn."""
     frame: int = 64 * 1024
     unread: int = 4 * 1024 * 1024
     """Bytes that wait for a peer that does not read."""
@@ -52,6 +56,8 @@ class Connection:
     answered: float = 0.0
     greeted: bool = False
     """Whether the server has said anything on this connection."""
+    questions: int = 0
+    """How many it has asked in the bytes that arrived together."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -17,12 +17,13 @@ from rallypoint.core import recovery
 from rallypoint.core.model import Predecessor, Run
 from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import KeepWaiting, Placed
-from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing, sender_of
 from rallypoint.messages.types import Settings
 from rallypoint.server import administration, run_state
 from rallypoint.server.admission import Admission, Connection, ServerLimits
 from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
 from rallypoint.server.effects import Effects, RunChange, ToRecord
+from rallypoint.server.idle_callers import IdleCallers
 from rallypoint.server.run_state import RunState
 from rallypoint.server.runs import AppliedInput, HostedRuns, RunInput
 from rallypoint.server.verdicts import Verdicts
@@ -71,7 +72,7 @@ class Coordinator:
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
         self._connections: dict[int, Connection] = {}
-        self._silent: dict[int, float] = {}
+        self._idle = IdleCallers(self.limits)
         self._nodes: dict[tuple[str, str], int] = {}
         self._to_answer: list[Connection] = []
         for run, epoch in restored:
@@ -81,13 +82,9 @@ class Coordinator:
         """A caller connected, perhaps from the server's own machine."""
         now, effects = self._look(monotonic), Effects()
         self._connections[caller] = Connection(caller, protocol.Reader(self.limits.frame), is_local)
-        self._silent[caller] = now
-        if len(self._connections) > self.limits.connections:
-            self._turn_away(caller, f"{self.limits.connections} connections are all that this server can hold", effects)
-        elif len(self._silent) > self.limits.silent_connections:
-            # The oldest of them: one that has something to say has said it by now.
-            oldest = next(iter(self._silent))
-            self._turn_away(oldest, f"{len(self._silent)} connections have not said who they are: try again", effects)
+        self._idle.opened(caller, now)
+        if (excess := self._idle.excess(caller, len(self._connections))) is not None:
+            self._turn_away(*excess, effects)
         return effects
 
     def received(self, caller: int, data: bytes, monotonic: float) -> Effects:
@@ -101,6 +98,7 @@ class Coordinator:
             self.messages["received"] += 1
             self._beat(known, now)
             return effects
+        known.questions = 0
         try:
             for body in known.reader.feed(data):
                 self.messages["received"] += 1
@@ -125,8 +123,8 @@ class Coordinator:
                 self._send(known.number, self._stand_in(known, now), effects)
         self._to_answer.clear()
         self._tell(self.runs.tick(now), effects)
-        for caller in [c for c, since in self._silent.items() if now - since > self.limits.hello_s]:
-            self._turn_away(caller, f"nothing was said for {self.limits.hello_s:.0f} s", effects)
+        for caller, why in self._idle.overdue(now):
+            self._turn_away(caller, why, effects)
         return effects
 
     def recorded(self, run_id: str, monotonic: float) -> Effects:
@@ -192,10 +190,11 @@ class Coordinator:
 
     def _take(self, known: Connection, body: bytes, now: float, effects: Effects) -> None:
         message, caller = protocol.read(body, protocol.FROM_NODE), known.number
+        self._idle.heard(caller, now)
         if known.nonce:
-            self._hear_proof(known, message, effects)
+            self._hear_proof(known, message, now, effects)
         elif isinstance(message, protocol.Hello):
-            self._greet(known, message, effects)
+            self._greet(known, message, now, effects)
         elif known.hello is None:
             self._turn_away(caller, "a connection opens with a hello", effects, final=True)
         elif isinstance(message, protocol.Proof):
@@ -227,7 +226,7 @@ class Coordinator:
             return self._pong(known.key[0])
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
-    def _greet(self, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
+    def _greet(self, known: Connection, hello: protocol.Hello, now: float, effects: Effects) -> None:
         """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
         admission, caller = self._admission, known.number
         if known.hello is not None:
@@ -243,9 +242,9 @@ class Coordinator:
             known.hello, known.nonce = hello, self.mint()
             self._send(caller, known.opening() + protocol.frame(admission.challenge(hello, known.nonce)), effects)
         else:
-            self._welcome(known, hello, effects)
+            self._welcome(known, hello, now, effects)
 
-    def _hear_proof(self, known: Connection, message: protocol.FromNode, effects: Effects) -> None:
+    def _hear_proof(self, known: Connection, message: protocol.FromNode, now: float, effects: Effects) -> None:
         """What a challenged caller says: nothing else is heard before it has proven what it has or knows."""
         assert known.hello is not None, "a challenge answers a hello"
         admission, hello, has_token = self._admission, known.hello, self.token is not None
@@ -258,11 +257,11 @@ class Coordinator:
             self._turn_away(known.number, why, effects, final=has_token)
         else:
             known.nonce = ""
-            self._welcome(known, hello, effects)
+            self._welcome(known, hello, now, effects)
 
-    def _welcome(self, known: Connection, hello: protocol.Hello, effects: Effects) -> None:
+    def _welcome(self, known: Connection, hello: protocol.Hello, now: float, effects: Effects) -> None:
         known.hello = hello
-        self._silent.pop(known.number, None)
+        self._idle.rests(known.number, now)
         serving = self._serving(hello.run_id)
         if hello.node_id:
             if self.process and hello.process == self.process:
@@ -273,9 +272,10 @@ class Coordinator:
                 effects.epochs_heard.append((hello.incarnation, hello.epoch))
             other = self._nodes.get(known.key)
             if other is not None:
-                # The newest connection of a node wins, in whatever order they arrive (rule 14).
+                # The newest connection of a node wins (rule 14); anybody sees its id, only its process knows the token.
                 other_hello, why = self._connections[other].hello, "the node has a newer connection"
-                if other_hello is not None and hello.connection <= other_hello.connection:
+                assert other_hello is not None, "a node said hello"
+                if hello.process != other_hello.process or hello.connection <= other_hello.connection:
                     self._turn_away(known.number, why, effects)
                     return
                 self._connections.pop(other, None)
@@ -315,12 +315,13 @@ class Coordinator:
         self, known: Connection, hello: protocol.Hello, message: NodeMessage, now: float, effects: Effects
     ) -> None:
         run_id, node_id = known.key
-        sender = _sender(message)
+        sender = sender_of(message)
         if not node_id or sender != node_id:
             why = f"{node_id or 'an administrator'} cannot speak for {sender}"
             self._turn_away(known.number, why, effects, final=True)
             return
         known.takes_part = True
+        self._idle.gone(known.number)
         if run_id not in self.runs.known:
             self._open(run_id, message, now)
         if self._unsure_since is not None:
@@ -342,6 +343,12 @@ class Coordinator:
 
     def _asked(self, known: Connection, ask: protocol.Ask, now: float, effects: Effects) -> None:
         (run_id, node_id), caller = known.key, known.number
+        known.questions += 1
+        if known.questions > self.limits.questions:
+            self._turn_away(
+                caller, f"more than {self.limits.questions} questions were asked at once", effects, final=True
+            )
+            return
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
             return
@@ -387,6 +394,8 @@ class Coordinator:
         run_id, output, after, taken = applied.run_id, applied.output, applied.output.state.run, applied.taken
         if output.why or output.losses:
             effects.happenings.append(RunChange(run_id, output.why, applied.before, after, output.losses, taken.leave))
+        for given_up in filter(None, (self._nodes.get((run_id, lost.node_id)) for lost in output.losses)):
+            self._idle.rests(given_up, self._look(self._clock.looked))
         encoded: dict[int, bytes] = {}
         own_ranks = self._own_ranks(run_id, after)[1] if self._own_nodes else ()
         for node_id, said in output.sends:
@@ -416,7 +425,7 @@ class Coordinator:
         self._forget(caller, self._look(self._clock.looked), effects)
 
     def _forget(self, caller: int, now: float, effects: Effects) -> None:
-        self._silent.pop(caller, None)
+        self._idle.gone(caller)
         known = self._connections.pop(caller, None)
         if known is None or known.nonce or known.hello is None or not known.hello.node_id:
             return  # what is not proven changes nothing of the node that it names
@@ -441,10 +450,3 @@ class Coordinator:
             self.must_renew, self._unsure_since = True, monotonic
             self.runs.suspend(now)
         return now
-
-
-def _sender(message: NodeMessage) -> str:
-    """The node that a message is from, by its own account."""
-    if isinstance(message, (Joined, Announced)):
-        return message.node.id
-    return message.node_id if isinstance(message, Left) else message.by

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 import msgspec
 
 from rallypoint.core import recovery, transition
-from rallypoint.core.changes import Durability, Step, change, spell_out
+from rallypoint.core.changes import Durability, Step, change, close, spell_out
 from rallypoint.core.events import Event, Evicted, Lost
 from rallypoint.core.model import Phase, Run
 from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import Announced, Joined, Left, NodeMessage
-from rallypoint.messages.types import Settings
+from rallypoint.messages.types import Ending, Settings
 from rallypoint.server import liveness
 from rallypoint.server.liveness import NO_BEATS, Liveness
+from rallypoint.sorted_map import SortedMap
 
 HOLD_S = Settings().hold_s
 
@@ -84,6 +85,13 @@ def give_up_silent(state: RunState, beats: Mapping[str, float], now: float, mint
         life = liveness.forget(life, node_id)
         losses.append(Lost(node_id, f"nothing was heard of it for {now - heard:.1f} s, and nobody else serves"))
     return _output(life, transition.time_passed(state.run, losses, now, mint), tuple(losses))
+
+
+def fail(state: RunState, why: str, now: float) -> Output:
+    """Our own code failed on the run: it is closed, unless it is already."""
+    if state.run.phase is Phase.CLOSED:
+        return Output(state)
+    return _output(state.life, close(change(state.run, heard=SortedMap()), Ending.FAILED, why, now))
 
 
 def wake_at(state: RunState, now: float) -> float | None:

@@ -10,6 +10,7 @@ close, which is one write again.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from rallypoint.messages.requests import Left
 from rallypoint.messages.types import Settings
 from rallypoint.server import liveness, run_state
 from rallypoint.server.run_state import Output, RunState
+
+log = logging.getLogger("rallypoint.server")
 
 DEFAULTS = Settings()
 RECORD_AWAITED_S = 2.0
@@ -141,6 +144,8 @@ class HostedRuns:
     """Runs that have ended, whose records are of no more use."""
     deserted: list[str] = field(default_factory=list)
     """Runs most of whose nodes cannot be heard: the shell lets others serve, and calls `resume` if nobody does."""
+    faults: int = 0
+    """How many runs were closed because our own code failed on them."""
     _wakes: list[tuple[float, str]] = field(default_factory=list)
     _wake: dict[str, float] = field(default_factory=dict)
 
@@ -226,7 +231,7 @@ class HostedRuns:
         while hosted.queue:
             taken = hosted.queue.popleft()
             state = hosted.ahead or hosted.state
-            output = Output(state) if taken.change is None else taken.change(state, run_now, self.mint())
+            output = Output(state) if taken.change is None else self._changed(run_id, taken.change, state, run_now)
             if self.elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
                 return
             applied = AppliedInput(run_now, run_id, state.run, output, taken)
@@ -243,6 +248,15 @@ class HostedRuns:
             self.to_record.append(run_id)
         else:
             self._keep(run_id, hosted, now)
+
+    def _changed(self, run_id: str, change: Change, state: RunState, now: float) -> Output:
+        """What an input does; where our own code fails on it, that run is closed in words, and the others go on."""
+        try:
+            return change(state, now, self.mint())
+        except Exception as exc:
+            log.exception("run %r cannot go on", run_id)
+            self.faults += 1
+            return run_state.fail(state, f"the server failed on it, which is a fault of Rallypoint's: {exc!r}", now)
 
     def _waits_for_others(self, run_id: str, hosted: HostedRun, output: Output, now: float) -> bool:
         """Whether these losses are put off: most nodes are silent, and another process may hear them (rule 17e)."""

@@ -12,11 +12,12 @@ from itertools import groupby
 from typing import Any
 
 from rallypoint import recording
+from rallypoint.errors import RendezvousError
 from rallypoint.net import BACKLOG
 from rallypoint.server.admission import ServerLimits
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
-from rallypoint.server.sockets import is_from_this_machine, raise_file_limit
+from rallypoint.server.sockets import file_limit, is_from_this_machine
 from rallypoint.server.state_file import StateFile, StateWriter, restored_runs
 from rallypoint.tls import TlsContext
 
@@ -26,7 +27,8 @@ KEPT_BACK_S = 0.02
 """How long the reason for a wait is kept back: in most rounds a place follows at once, and both go in one piece."""
 
 RESERVE = 128
-"""Open files that are kept for other purposes than connections."""
+"""Open files that are kept for other purposes than connections, unless that were more than a quarter of all."""
+FEWEST_FILES = 32
 
 
 def mint() -> str:
@@ -39,7 +41,8 @@ class Service:
 
     `make` makes its coordinator, given the time, limits and the like.  Records go to `state`; those of an elected server
     go to the function `acted`, which is told of all effects and has `recorded` called (rule 17c).  With `tls` every
-    connection is encrypted, and where that has a CA, callers show a certificate.
+    connection is encrypted, and where that has a CA, callers show a certificate.  A process that does nothing but serve
+    `raises_file_limit`; in a program of a user that is not ours to change.
     """
 
     def __init__(
@@ -49,11 +52,17 @@ class Service:
         state: StateFile | None = None,
         acted: Callable[[Effects], None] | None = None,
         tls: TlsContext | None = None,
+        raises_file_limit: bool = False,
     ) -> None:
         self._tls = tls
         self._state = StateWriter(state) if state is not None else None
         self._acted = acted
-        self._limits = ServerLimits(connections=raise_file_limit() - RESERVE)
+        files = file_limit(raised=raises_file_limit)
+        if files < FEWEST_FILES:
+            raise RendezvousError(
+                f"this process may open {files} files, too few to serve: allow it {FEWEST_FILES} or more (ulimit -n)"
+            )
+        self._limits = ServerLimits(connections=files - min(RESERVE, files // 4))
         self._connections: dict[int, _ServerConnection] = {}
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -161,7 +170,10 @@ class Service:
 
     def _tick(self) -> None:
         self._timer = None
-        self.perform(self.coordinator.tick(time.monotonic()))
+        try:
+            self.perform(self.coordinator.tick(time.monotonic()))
+        finally:
+            self._plan()  # whatever happened: the clock of all runs goes on
 
     def _plan(self) -> None:
         if self._server is None:

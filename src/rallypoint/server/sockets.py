@@ -44,9 +44,10 @@ def is_taken(exc: OSError) -> bool:
     return exc.errno == errno.EADDRINUSE
 
 
-def raise_file_limit() -> int:
-    """Allow this process as many open files as it may have, and say how many that is."""
+def file_limit(*, raised: bool) -> int:
+    """How many files this process may open; `raised` allows it as many as it can have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    if raised and soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 1_000_000
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rallypoint.net import HTTP_PROBE
 from rallypoint.stores.tcp import wire
 from rallypoint.stores.tcp.connection import dial, hello, keep_trying
 
@@ -42,7 +43,7 @@ def probe(host: str, port: int, timeout_s: float) -> None:
             "a rallypoint server is there: use the backend 'rallypoint', or give the store another port than that "
             "server's"
         )
-    found = answer or _ask(host, port, b"GET / HTTP/1.0\r\n\r\n", timeout_s, _ANSWER_S)
+    found = answer or _ask(host, port, HTTP_PROBE, timeout_s, _ANSWER_S)
     if found.startswith(b"HTTP/"):
         raise NotAStoreError("an HTTP server is there: use another port")
     if not found:

@@ -126,7 +126,7 @@ class LockedFile:
 
     def _open(self, create: bool) -> int:
         try:
-            return os.open(self._path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+            return os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
         except FileNotFoundError:
             if create:
                 raise

@@ -46,6 +46,7 @@ _NOT_ALLOWED = "this user may not read and write it, or may not create it in its
 _UNCHANGED = "nothing was changed, and what was in it is still there"
 _WORDS = {
     errno.ENOENT: "its folder does not exist; make it first",
+    errno.ELOOP: "it is a symbolic link, whose maker would choose where the file is made; give the file's own path",
     errno.EISDIR: "it is a folder; give the path of a file",
     errno.ENOTDIR: "a part of its path is no folder",
     errno.EACCES: _NOT_ALLOWED,
@@ -93,8 +94,7 @@ class FileStore(LocalStore):
             if _clone_of is not None:
                 self._shared = _clone_of.clone(self._lock_timeout_s())
             else:
-                # The real path, because a working directory may change and a link may be replaced.
-                self._shared = AppendLog(Path(self.path).resolve(), world_size, self._lock_timeout_s())
+                self._shared = AppendLog(_real_path(Path(self.path)), world_size, self._lock_timeout_s())
         self._finalizer = weakref.finalize(self, self._shared.close)
 
     def __repr__(self) -> str:
@@ -143,3 +143,11 @@ def _in_words(action: str) -> Iterator[None]:
     except OSError as exc:
         why = _WORDS.get(exc.errno or 0, exc.strerror or str(exc))
         raise StoreError(f"cannot {action}: {why}") from exc
+
+
+def _real_path(path: Path) -> Path:
+    """The file itself, because a working directory may change and a link may be replaced.
+
+    A link to nothing is not followed: opening the link itself says so.
+    """
+    return path.resolve() if path.exists() else path.parent.resolve() / path.name

@@ -1,0 +1,67 @@
+"""The log of `rallypoint serve` on standard error: a pipe that nobody reads costs lines, and never holds the server up."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import queue
+import threading
+
+from rallypoint.cli.output import printable
+
+WAITING_LINES = 1000
+LAST_LINES_S = 1.0
+"""How long the last lines may take to be read when the server ends."""
+
+
+class _Lines(logging.Formatter):
+    """A line for each message, whatever characters a node has in its name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"{self.formatTime(record)} {level}{printable(record.getMessage())}{trace}"
+
+
+class StderrLog(logging.handlers.QueueHandler):
+    """Hands lines to a thread that writes them; what finds no room is counted, and said when there is room again."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING_LINES)
+        super().__init__(self._lines)
+        self._dropped = 0
+        self._stream = logging.StreamHandler()
+        self._stream.setFormatter(_Lines())
+        self._writer = threading.Thread(target=self._write, name="rallypoint-log", daemon=True)
+        self._writer.start()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """As it is: it stays in this process."""
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Leave it to the thread, if that keeps up."""
+        if self._dropped and not self._lines.full():
+            lost, self._dropped = self._dropped, 0
+            self._lines.put_nowait(_lines_lost(lost))
+        try:
+            self._lines.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+    def finish(self) -> None:
+        """Write the last lines, unless nobody reads them."""
+        try:
+            self._lines.put(None, timeout=LAST_LINES_S)
+        except queue.Full:
+            return
+        self._writer.join(LAST_LINES_S)
+
+    def _write(self) -> None:
+        while (record := self._lines.get()) is not None:
+            self._stream.emit(record)
+
+
+def _lines_lost(count: int) -> logging.LogRecord:
+    text = f"{count} lines of this log were lost: nobody read it"
+    return logging.LogRecord("rallypoint", logging.WARNING, "", 0, text, None, None)
