@@ -4,6 +4,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 
 from rallypoint.cli.arguments import DEFAULT_PORT
 from rallypoint.cli.exit_codes import ExitCode
-from tests.support.cli_processes import Started, answer, answer_json, refused, start_cli, start_node
+from tests.support.cli_processes import LIMIT_S, Started, answer, answer_json, refused, start_cli, start_node
+from tests.support.protocol_client import ProtocolClient
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -142,3 +145,18 @@ def test_a_stranger_harms_nobody(endpoint: str) -> None:
             while stranger.recv(4096):
                 pass
     assert answer_json("runs", "--endpoint", endpoint) == {"total": 0, "runs": []}
+
+
+def test_a_log_that_nobody_reads_does_not_hold_the_server_up() -> None:
+    command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().rpartition(":")[2])
+        for _ in range(1500):  # a pipe holds 64 KiB, about 700 of these lines
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                stranger.recv(1)
+        with ProtocolClient("127.0.0.1", port) as wire:
+            wire.hello()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(LIMIT_S) == 0

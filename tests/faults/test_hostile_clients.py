@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import rallypoint
 from rallypoint import protocol
-from rallypoint.server.service import RESERVE
-from tests.support.node_processes import NIMBLE, Node, Processes, Server, by_rank
+from rallypoint.messages.types import Settings
+from tests.support.node_processes import NIMBLE, Node, Processes, Server, by_rank, free_port
 from tests.support.protocol_client import ProtocolClient
 
 
@@ -105,8 +106,6 @@ def test_an_administrator_cannot_speak_for_a_node(world: tuple[Server, list[Node
 
 
 def test_a_server_inside_a_node_serves_no_other_run(processes: Processes) -> None:
-    from tests.support.node_processes import free_port
-
     port = free_port()
     node = processes.node("a")
     node.join(f"127.0.0.1:{port}", 1, is_host=True)
@@ -148,22 +147,62 @@ def test_five_thousand_connections_that_say_nothing_harm_nobody(
         by_rank([*nodes, late], round=2)
 
 
+@pytest.mark.parametrize("open_files", [100, 40])
+def test_a_server_with_few_open_files_serves(processes: Processes, open_files: int) -> None:
+    server = processes.server(open_files=open_files)
+    a, b = processes.nodes("a", "b")
+    for node in (a, b):
+        node.join(server.endpoint, 2, **NIMBLE)
+    by_rank([a, b])
+
+
+def test_a_server_inside_a_program_leaves_its_limit_of_open_files_alone() -> None:
+    with use_fewer_files() as limit:
+        with rallypoint.join(f"127.0.0.1:{free_port()}", run="files", nodes=1, is_host=True):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
+
+
+@contextlib.contextmanager
+def use_fewer_files() -> Iterator[tuple[int, int]]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = (before[0] - 1000, before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_idle_callers_make_room_where_a_server_is_full(processes: Processes) -> None:
+    """Callers that say hello and nothing more would otherwise lock everybody out."""
+    server = processes.server(open_files=40)
+    with contextlib.ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(ProtocolClient("127.0.0.1", server.port)).hello()
+        a, b = processes.nodes("a", "b")
+        for node in (a, b):
+            node.join(server.endpoint, 2, **NIMBLE)
+        by_rank([a, b])
+
+
 def test_a_server_at_its_limit_of_open_files_refuses_in_words_and_lives_on(processes: Processes) -> None:
-    server = processes.server(open_files=RESERVE + 10)
+    server = processes.server(open_files=40)  # a quarter is kept for other purposes
     a, b, more = processes.nodes("a", "b", "more")
     for node in (a, b):
         node.join(server.endpoint, "2:3", **NIMBLE)
     by_rank([a, b])
     with contextlib.ExitStack() as stack:
-        for _ in range(8):
-            stack.enter_context(ProtocolClient("127.0.0.1", server.port)).hello()
+        for number in range(28):
+            waits = stack.enter_context(ProtocolClient("127.0.0.1", server.port))
+            waits.hello("full", f"n{number}")
+            waits.join(f"n{number}", 100, 100, Settings(heartbeat_timeout_s=600.0))
         with ProtocolClient("127.0.0.1", server.port) as wire:
             goodbye = wire.goodbye()
-            assert goodbye.why == "10 connections are all that this server can hold"
+            assert goodbye.why == "30 connections are all that this server can hold (ulimit -n)"
             assert not goodbye.final
         more.join(server.endpoint, "2:3", join_timeout=1.0)
         text = more.failed("RendezvousTimeoutError")
-        assert "(10 connections are all that this server can hold)" in text
+        assert "30 connections are all that this server can hold" in text
         for node in (a, b):
             node.ask("reach", "reached")
             assert node.waiting() == 0
