@@ -157,9 +157,8 @@ def test_a_server_with_few_open_files_serves(processes: Processes, open_files: i
 
 
 def test_a_server_inside_a_program_leaves_its_limit_of_open_files_alone() -> None:
-    with use_fewer_files() as limit:
-        with rallypoint.join(f"127.0.0.1:{free_port()}", run="files", nodes=1, is_host=True):
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
+    with use_fewer_files() as limit, rallypoint.join(f"127.0.0.1:{free_port()}", run="files", nodes=1, is_host=True):
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
 
 
 @contextlib.contextmanager
