@@ -108,6 +108,24 @@ def test_who_never_reads_costs_no_more_than_the_limit() -> None:
         assert len(server.client.get("large")) == 8 * MIB
 
 
+def test_large_values_that_nobody_reads_are_not_copied() -> None:
+    with victim() as server, server.dial() as one, server.dial() as two, server.dial() as three:
+        server.client.set("large", b"x" * (8 * MIB))
+        before = server.cost_mib()
+        for greedy in (one, two, three):
+            greedy.sendall(wire.request(Query.MULTI_GET, [b"/large"] * 31))
+        for _ in range(3):
+            assert len(server.client.get("large")) == 8 * MIB
+        assert server.cost_mib() - before < 64, "they asked for 744 MiB"
+
+
+def test_waits_for_very_many_keys_hold_nobody_up() -> None:
+    with victim() as server, server.dial() as greedy:
+        greedy.sendall(wire.request(Query.WAIT, [b"/absent-%d" % number for number in range(StoreLimits().keys)]))
+        assert server.is_well()
+        assert server.cost_mib() < 150
+
+
 def test_who_never_reads_is_dropped_while_others_read() -> None:
     with victim(str(32 * MIB)) as server, server.dial() as greedy:
         server.client.set("large", b"x" * (8 * MIB))

@@ -27,7 +27,8 @@ class Hall:
         if name not in self.sessions:
             self.sessions[name] = self.core.connect(name)
             self.say(name, HELLO)
-        answer, woken = self.core.receive(self.sessions[name], data, unread)
+        pieces, woken = self.core.receive(self.sessions[name], data, unread)
+        answer = b"".join(pieces)
         self.received[name] = self.received.get(name, b"") + answer
         self.wake(woken)
         return self.take(name)
@@ -183,7 +184,7 @@ def test_who_breaks_the_rules_is_refused_and_nobody_else(why: str) -> None:
 def test_a_wrong_magic_is_refused() -> None:
     core = StoreServerCore()
     session = core.connect("stranger")
-    assert core.receive(session, b"\0abcd") == (b"", [])
+    assert core.receive(session, b"\0abcd") == ([], [])
     assert session.refusal == "it is no store client: it began with 0x64636261, not 0x3c85f7ce"
 
 

@@ -281,8 +281,8 @@ class _AcceptedConnection:
             return
         if woken:
             self._server.wake(woken)
-        if answer:
-            self.send(answer)
+        for piece in answer:
+            self.send(piece)
         if session.refusal is not None:
             _log.warning("The store closed the connection from %s: %s.", session.name, session.refusal)
             self.end()  # whatever it has not read by now: it would keep the connection open

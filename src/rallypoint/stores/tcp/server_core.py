@@ -31,7 +31,9 @@ class StoreSession(Waiter):
 
 
 # What answers a query: of its keys and values, its number, and the room that there is for the answer.
-_Answer = Callable[[StoreSession, list[bytes], int, int], bytes | None]
+_Answer = Callable[[StoreSession, list[bytes], int, int], bytes | list[bytes] | None]
+LARGE = 1 << 16
+"""From here on a value goes out as it is stored: a copy for everybody that asks, and does not read, would fill the memory."""
 
 
 class StoreServerCore:
@@ -69,14 +71,14 @@ class StoreServerCore:
 
     def receive(
         self, session: StoreSession, data: bytes, unread_bytes: int = 0
-    ) -> tuple[bytes, Sequence[StoreSession]]:
-        """Bytes came in: what is answered, and which other sessions are to be sent STOP_WAITING.
+    ) -> tuple[Sequence[bytes], Sequence[StoreSession]]:
+        """Bytes came in: what is answered, in pieces, and which other sessions are to be sent STOP_WAITING.
 
         `unread_bytes` were sent to this connection before and still wait in its buffer.  Afterwards the connection is to
         be closed if `session.refusal` says so.
         """
         if session.refusal is not None:
-            return b"", ()
+            return (), ()
         mine: list[bytes] = []
         others: list[StoreSession] = []
         keys, answers = self._data, self._answers
@@ -89,10 +91,11 @@ class StoreServerCore:
                     raise ProtocolError(f"it asked for more while {unread} bytes of answers lay unread")
                 answer = answers[query](session, texts, number, limit - unread)
                 if answer:
-                    unread += len(answer)
+                    pieces = answer if isinstance(answer, list) else (answer,)
+                    unread += sum(map(len, pieces))
                     if unread > limit:
                         raise ProtocolError(f"it left more than {limit} bytes of answers unread")
-                    mine.append(answer)
+                    mine += pieces
                 if session.promise is not None:
                     keys.settle(session)
                 if keys.woken:
@@ -104,7 +107,7 @@ class StoreServerCore:
         except (ProtocolError, StoreError) as exc:
             session.refusal = str(exc)
             others += self._leave(session)
-        return mine[0] if len(mine) == 1 else b"".join(mine), others
+        return mine if len(mine) <= 1 or unread - unread_bytes > LARGE else (b"".join(mine),), others
 
     def disconnect(self, session: StoreSession) -> Sequence[StoreSession]:
         """The connection is gone, for whatever reason; returns the sessions that are to be sent STOP_WAITING now."""
@@ -122,10 +125,11 @@ class StoreServerCore:
         if number != wire.MAGIC:
             raise ProtocolError(f"it is no store client: it began with {number:#010x}, not {wire.MAGIC:#010x}")
 
-    def _get(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes:
+    def _get(self, session: StoreSession, texts: list[bytes], number: int, room: int) -> bytes | list[bytes]:
         key = texts[0]
-        if self._data.size(key) + wire.LENGTH.size > room:
-            return self._values(texts, room)  # which refuses it
+        size = self._data.size(key)
+        if size > LARGE or size + wire.LENGTH.size > room:
+            return self._values(texts, room)
         value = self._data.get(key)
         return _pack_length(len(value)) + value
 
@@ -160,11 +164,14 @@ class StoreServerCore:
         self._data.stand_at(session, texts[0])
         return None
 
-    def _values(self, keys: list[bytes], room: int) -> bytes:
+    def _values(self, keys: list[bytes], room: int) -> bytes | list[bytes]:
         """Measured before it is made: one key named many times would make an endless answer of a short request."""
         if sum(map(self._data.size, keys)) + wire.LENGTH.size * len(keys) > room:
             raise ProtocolError(f"it asked for more than {self.limits.unread_bytes} bytes of answers")
-        return b"".join(wire.text(self._data.get(key)) for key in keys)
+        values = [self._data.get(key) for key in keys]
+        if all(len(value) <= LARGE for value in values):
+            return b"".join(map(wire.text, values))
+        return [piece for value in values for piece in (_pack_length(len(value)), value)]
 
 
 def _refuse_second_wait(session: StoreSession) -> None:
