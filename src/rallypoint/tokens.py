@@ -45,10 +45,11 @@ _ORDER = tuple(AccessRole)
 
 
 class Side(enum.Enum):
-    """Which end of a connection proves something: a proof of one side is none of the other."""
+    """What a MAC is for: which end of a connection it proves, or a place that a server gave out; one fits no other."""
 
     CLIENT = "client"
     SERVER = "server"
+    PLACE = "place"
 
 
 class Token(msgspec.Struct, frozen=True, eq=False):

@@ -176,7 +176,7 @@ def _told_closed(view: View, said: RunClosed) -> View:
 
 def _seat(view: View) -> Seat | None:
     world = view.world
-    return None if world is None else Seat(world.round, world.seal_id, world.size, world.rank)
+    return None if world is None else Seat(world.round, world.seal_id, world.size, world.rank, world.mac)
 
 
 def _change(view: View, **fields: object) -> View:

@@ -8,7 +8,10 @@ from rallypoint.messages.types import Count, Ending, Round, Seconds, Text, Token
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed", omit_defaults=True):
-    """A node's place in a sealed world, and which ranks of it are in the process that serves."""
+    """A node's place in a sealed world, and which ranks of it are in the process that serves.
+
+    `mac` is the server's own mark of the place, where it has a token: the node shows it with its seat.
+    """
 
     incarnation: Token
     round: Round
@@ -18,6 +21,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed", omit_defaults=True):
     store: Token
     remark: Text = ""
     server_ranks: tuple[Count, ...] = ()
+    mac: Token = ""
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

@@ -20,13 +20,14 @@ class Standing(enum.Enum):
     CLOSED = "closed"
 
 
-class Seat(msgspec.Struct, frozen=True):
+class Seat(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node's place in a world, as the node remembers it: all that is needed to rebuild that world from its members."""
 
     round: Round
     seal_id: Token
     size: Size
     rank: Count
+    mac: Token = ""
 
     def __post_init__(self) -> None:
         if not self.seal_id or self.rank >= self.size or self.round < 1:

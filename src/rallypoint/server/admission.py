@@ -9,7 +9,8 @@ import msgspec
 
 from rallypoint import protocol
 from rallypoint.core.model import Phase, Run
-from rallypoint.messages.requests import Standing
+from rallypoint.messages.notices import Fenced, Placed
+from rallypoint.messages.requests import Announced, Joined, NodeMessage, Seat, Standing
 from rallypoint.server.runs import HostedRun
 from rallypoint.tokens import AccessRole, Side, Token
 from rallypoint.tokens import nonce as fresh_nonce
@@ -149,6 +150,31 @@ class Admission(msgspec.Struct, frozen=True):
         if not protocol.is_same_mac(answer.mac, protocol.admin_mac(self.secret, nonce)):
             return "another server was meant: the secret is not that of this server's claim; read the record again"
         return ""
+
+    def placed(self, placed: Placed, run_id: str, node_id: str, own_ranks: tuple[int, ...]) -> Placed:
+        """A place as it is given out: with the ranks of this process, and the mark by which it is known again."""
+        mac = self._place_mac(run_id, node_id, placed.incarnation, placed)
+        return msgspec.structs.replace(placed, server_ranks=own_ranks, mac=mac)
+
+    def forgery(self, run_id: str, said: NodeMessage) -> Fenced | None:
+        """What a node is told that speaks of a place which no server with this token gave out; None for any other."""
+        if not isinstance(said, (Joined, Announced)) or said.seat is None:
+            return None
+        if protocol.is_same_mac(
+            said.seat.mac, mac := self._place_mac(run_id, said.node.id, said.incarnation, said.seat)
+        ):
+            return None
+        why = f"no server with this token gave {said.node.name} rank {said.seat.rank} of round {said.seat.round}"
+        return Fenced(said.seat.seal_id, why) if mac else None
+
+    def _place_mac(self, run_id: str, node_id: str, incarnation: str, place: Placed | Seat) -> str:
+        """By a key that no node has; empty where this server has none either, because its own token is a node's."""
+        try:
+            key = self.token.for_run(run_id, AccessRole.ADMIN) if self.token is not None else None
+        except ValueError:
+            key = None
+        named = (node_id, incarnation, place.round, place.seal_id, place.size, place.rank)
+        return key.prove(Side.PLACE, *named) if key is not None else ""
 
     def _key(self, hello: protocol.Hello) -> Token | None:
         """The key of the run and role that a caller names; None where this server cannot know it."""

@@ -206,9 +206,8 @@ class Coordinator:
             self._node_said(known, known.hello, message, now, effects)
             if all(to != caller for to, _ in effects.sends[sent:]):
                 # Every message is answered, so that the node knows that it is heard.
-                known.answered, known.standing = now, Standing.WAITING if isinstance(message, Joined) else None
-                if isinstance(message, Announced):
-                    known.standing = message.standing
+                known.answered, default = now, Standing.WAITING if isinstance(message, Joined) else None
+                known.standing = message.standing if isinstance(message, Announced) else default
                 self._send(caller, self._stand_in(known, now), effects)
                 known.frame, known.run = protocol.framed(body), self._run(known)
         else:
@@ -315,10 +314,12 @@ class Coordinator:
         self, known: Connection, hello: protocol.Hello, message: NodeMessage, now: float, effects: Effects
     ) -> None:
         run_id, node_id = known.key
-        sender = sender_of(message)
+        sender, speaker = sender_of(message), node_id or "an administrator"
         if not node_id or sender != node_id:
-            why = f"{node_id or 'an administrator'} cannot speak for {sender}"
-            self._turn_away(known.number, why, effects, final=True)
+            self._turn_away(known.number, f"{speaker} cannot speak for {sender}", effects, final=True)
+            return
+        if (fenced := self._admission.forgery(run_id, message)) is not None:
+            self._send(known.number, protocol.frame(fenced), effects)
             return
         known.takes_part = True
         self._idle.gone(known.number)
@@ -353,18 +354,18 @@ class Coordinator:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
             return
         answer: protocol.Answer | None = administration.refusal(ask, known.hello)
-        if answer is not None:
-            pass
-        elif isinstance(ask, protocol.AskVerdict) and node_id:
+        if answer is None and isinstance(ask, protocol.AskVerdict) and node_id:
             answer = self._verdicts.answer(ask, known.key, self._run(known), self._nodes, now)
-        elif isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id:
+        elif (
+            answer is None and isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id
+        ):
             order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
             if isinstance(order, administration.Order):  # the answer follows the record
                 taken = RunInput(order.change, None, caller, ask.number, order.answer)
                 self._tell(self.runs.take(ask.run_id, taken, now), effects)
                 return
             answer = order
-        else:
+        elif answer is None:
             answer = administration.answer(ask, run_id, self.runs.known, now, self.messages, is_node=bool(node_id))
         self._send(caller, protocol.frame(answer), effects)
 
@@ -401,8 +402,8 @@ class Coordinator:
         for node_id, said in output.sends:
             caller = self._nodes.get((run_id, node_id))
             if caller is not None:
-                if own_ranks and isinstance(said, Placed):
-                    data = protocol.frame(msgspec.structs.replace(said, server_ranks=own_ranks))
+                if isinstance(said, Placed) and (own_ranks or self.token is not None):
+                    data = protocol.frame(self._admission.placed(said, run_id, node_id, own_ranks))
                 else:
                     # One notice to many is the same object, and is encoded once.
                     data = encoded.get(id(said)) or encoded.setdefault(id(said), protocol.frame(said))
