@@ -9,8 +9,11 @@ from functools import partial
 import pytest
 
 from rallypoint.messages.types import Ending
+from tests.etcd_v3.interrupted_program import OUTAGE_GRACE_S
 from tests.etcd_v3.writes_proxy import writes_proxy_to
+from tests.support.cli_processes import answer
 from tests.support.etcd_node_processes import (
+    PREFIX,
     EtcdNode,
     EtcdProcesses,
     Observer,
@@ -24,14 +27,17 @@ from tests.support.etcd_node_processes import (
 )
 from tests.support.etcd_servers import Cluster, shared
 from tests.support.node_processes import ControlledProcess
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 
-@pytest.mark.parametrize("gone", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("gone", ["killed", "evicted", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_busy_node_is_in_no_world_that_it_did_not_ask_for_and_is_told_to_regroup(
     processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, gone: str
 ) -> None:
-    """One withdraws, another is busy for longer than `regroup_timeout`, and then the server goes."""
+    """One withdraws, another is busy for longer than `regroup_timeout`, and then the serving node goes.
+
+    The process of a node that is evicted serves on.
+    """
     nodes = form(processes, cluster.endpoints, run, *"abcd", nodes="2:5", last_call_timeout=1.0, regroup_timeout=1.0)
     server = observer.server(nodes)
     quitter, busy, other = others(nodes, server)
@@ -42,8 +48,12 @@ def test_a_busy_node_is_in_no_world_that_it_did_not_ask_for_and_is_told_to_regro
     by_rank([server, other], round=2, size=2)
     if gone == "killed":
         server.kill()
-    else:
+    elif gone == "stopped":
         server.pause()
+    else:
+        place = ("--endpoint", f"etcd://{cluster.endpoints}", "--etcd-prefix", PREFIX)
+        assert "was evicted" in answer("evict", run, server.name, *place)
+        assert "was evicted" in server.changed()["why"]
     other.changed()
     other.again()
     assert busy.changed()["fence"] == busy.heard("placed")[-1]["fence"]
@@ -53,6 +63,9 @@ def test_a_busy_node_is_in_no_world_that_it_did_not_ask_for_and_is_told_to_regro
     by_rank([busy, other])
     sizes = {r.world.seal_id: r.world.size for _, r in observer.history() if r is not None and r.world is not None}
     assert list(sizes.values()) == [4, 2, 2]
+    if gone == "evicted":
+        assert observer.server(nodes) is server
+        assert server.heard("placed")[-1]["round"] == 2, "it is kept out"
 
 
 @pytest.mark.parametrize("when", ["once it is recorded", "once all have left"])
@@ -89,19 +102,19 @@ def test_a_run_id_that_is_used_again_after_its_server_was_killed_outlives_a_chan
 
 
 def test_a_claim_that_arrives_after_its_node_has_gone_stops_nobody(processes: EtcdProcesses, run: str) -> None:
-    """The node gave up and is gone, and its write was only late: it names a server that never serves."""
+    """Its write was only late: it names a server that never serves, on a lease that outlives the time of any join."""
     cluster = shared("3.5")
     with observing(cluster.endpoint, run) as observer, writes_proxy_to(cluster.members[0].port) as proxy:
         gone = processes.node("gone")
-        held = proxy.hold_writes()
-        gone.join(proxy.endpoint, 2, run, join_timeout=2.0)
+        held = proxy.hold_last_writes()
+        gone.join(proxy.endpoint, 2, run, lease_ttl=120)
         assert held.one_came.wait(30.0)
-        gone.failed("RendezvousTimeoutError")
         gone.kill()
         nodes = processes.nodes("a", "b")
-        before = observer.revision()
+        assert observer.record() is None
         held.let_go()
-        until(lambda: observer.revision() > before or observer.claims() == (), "it has arrived, or its lease is gone")
+        until(observer.claims, "it has arrived")
+        assert observer.known().claim is not None
         for node in nodes:
             node.join(cluster.endpoint, 2, run)
         by_rank(nodes, size=2)
@@ -215,16 +228,15 @@ def test_a_finish_whose_write_goes_wrong_once_is_a_finish(processes: EtcdProcess
         assert closing.ending is Ending.SUCCEEDED
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
+def interrupt(
     processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, rank: int
-) -> None:
-    """Ctrl-C while it waits for the others; its process lives on, and another one serves."""
+) -> tuple[ControlledProcess, EtcdNode]:
+    """A process whose node was interrupted in `shutdown()` by Ctrl-C, and which lives on; and the other node of its world."""
     node = ControlledProcess("tests.etcd_v3.interrupted_program", cluster.endpoints, run, str(rank))
     processes.actors.append(node)
     until(observer.claims, "it serves")
     other = processes.node("other")
-    other.join(cluster.endpoints, 2, run, rank=1 - rank)
+    other.join(cluster.endpoints, 2, run, rank=1 - rank, outage_grace=OUTAGE_GRACE_S)
     node.expect("placed")
     other.placed(size=2)
     claim = observer.known().claim
@@ -236,11 +248,35 @@ def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
     )
     os.kill(node.pid, signal.SIGINT)
     node.expect("interrupted")
+    return node, other
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_whose_shutdown_was_interrupted_keeps_no_claim(
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, rank: int
+) -> None:
+    """Its process lives on, and another one serves."""
+    _, other = interrupt(processes, cluster, run, observer, rank)
     assert observer.server([other]) is other
     other.undisturbed()
     other.ask("withdraw", "left")
     other.kill()
     until(lambda: observer.claims() == (), "nobody claims to serve")
+
+
+@pytest.mark.soak
+def test_a_node_whose_shutdown_was_interrupted_renews_no_lease(
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """Its process lives on, and all that the run has left in etcd expires."""
+    node, other = interrupt(processes, cluster, run, observer, rank=0)
+    other.kill()
+    record = observer.client.get(observer.keys.record)
+    assert record is not None
+    granted_s = observer.client.time_to_live(record.lease).granted_ttl
+    assert granted_s == 2 * OUTAGE_GRACE_S
+    until(lambda: observer.everything() == (), "all of it has expired", within_s=granted_s + PATIENCE_S)
+    assert node.process.poll() is None, "the process that was interrupted is still there"
 
 
 def test_peers_during_a_regroup_are_no_reason_to_delete_anything(
@@ -258,5 +294,5 @@ def test_peers_during_a_regroup_are_no_reason_to_delete_anything(
     for error in asker.heard("error"):
         assert "delete" not in error["text"], error
         assert error["text"], "it says why"
-    for answer in asker.heard("peers")[1:]:
-        assert [peer[1] for peer in answer["peers"]] == names
+    for told in asker.heard("peers")[1:]:
+        assert [peer[1] for peer in told["peers"]] == names

@@ -23,7 +23,8 @@ class WritesProxy:
         self._sockets: list[socket.socket] = []
         self._held: list[HeldWrites] = []
         self._cut_soon = False
-        self._is_closed = False
+        self._ends_with_writes = False
+        self._closed = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
 
     @property
@@ -36,6 +37,11 @@ class WritesProxy:
         self._held.append(held)
         self.on_write = held.hold
         return held
+
+    def hold_last_writes(self) -> HeldWrites:
+        """From now on writes stop here; when they are let go they arrive, and nothing that comes after them does."""
+        self._ends_with_writes = True
+        return self.hold_writes()
 
     def cut_at_next_write(self, *, is_carried: bool) -> threading.Event:
         """The connections end with the next write, which is carried or not; its answer never is.  Set when it was so."""
@@ -63,7 +69,7 @@ class WritesProxy:
                     near.close()
                     continue
                 self._sockets += [near, far]
-                if self._is_closed:
+                if self._closed.is_set():
                     self.cut()
                     return
                 threading.Thread(target=self._carry_requests, args=(near, far), daemon=True).start()
@@ -72,9 +78,14 @@ class WritesProxy:
     def _carry_requests(self, near: socket.socket, far: socket.socket) -> None:
         with suppress(OSError), near, far:
             while data := near.recv(65536):
-                if _MARK in data and self.on_write is not None and not self.on_write():
+                is_write = _MARK in data
+                if is_write and self.on_write is not None and not self.on_write():
                     continue
                 far.sendall(data)
+                if is_write and self._ends_with_writes:
+                    # etcd may drop what it was asked by a connection that ends: this one stays, whoever asked is gone.
+                    self._closed.wait()
+                    return
 
     def _carry_answers(self, far: socket.socket, near: socket.socket) -> None:
         with suppress(OSError), near, far:
@@ -83,7 +94,8 @@ class WritesProxy:
                     self._cut_soon = False
                     self.cut()
                     return
-                near.sendall(data)
+                with suppress(OSError):  # whoever asked may be gone
+                    near.sendall(data)
 
     def cut(self) -> None:
         """End all connections, as a network does that fails."""
@@ -94,7 +106,7 @@ class WritesProxy:
             connection.close()
 
     def close(self) -> None:
-        self._is_closed = True
+        self._closed.set()
         for held in self._held:
             held.let_go()
         self._listener.close()
