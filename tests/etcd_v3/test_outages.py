@@ -24,6 +24,7 @@ from tests.support.etcd_node_processes import (
     by_rank,
     first,
     form,
+    has_logged,
     leader_of,
     observing,
     others,
@@ -83,12 +84,15 @@ def test_the_member_of_etcd_that_leads_is_killed(processes: EtcdProcesses, versi
 def test_all_members_are_killed_and_started_again(processes: EtcdProcesses, version: str, run: str) -> None:
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
         nodes = form(processes, cluster.endpoints, run, *"abc", nodes="3:4")
+        server = observer.server(nodes)
         cluster.kill()
         for node in nodes:
             node.ask("outage", "outage", seconds=0.2)
             assert node.waiting() == 0
+        assert has_logged(server, "the claim could not be renewed for "), server.account()
         cluster.start()
         settle(nodes, observer)
+        assert has_logged(server, "the claim is renewed, and nothing is in doubt"), server.account()
         undisturbed(nodes)
         grow(processes, cluster.endpoints, run, nodes)
 
@@ -302,12 +306,40 @@ def test_a_full_database_says_what_to_do_and_the_run_goes_on_once_it_is_done(
         for node in rest:
             until(partial(says, node, "the record has not been confirmed"), "it says what is awaited")
             assert len(node.heard("placed")) == 1
-        found = observer.client.get("fill")
-        assert found is not None
-        compact(observer.client, found.mod_revision)
-        etcdctl(cluster, "defrag")
-        etcdctl(cluster, "alarm", "disarm")
+        make_room(cluster, observer)
         by_rank(rest, round=2, size=2)
+
+
+def test_a_finish_that_a_full_database_refuses_is_a_finish_once_there_is_room(
+    processes: EtcdProcesses, run: str
+) -> None:
+    with etcd("3.5", 3, "--quota-backend-bytes", "2000000") as cluster, observing(cluster.endpoints, run) as observer:
+        nodes = form(processes, cluster.endpoints, run, *"abc", nodes=3)
+        server = observer.server(nodes)
+        until(lambda: observer.known().met > 0, "all is written")
+        fill(observer)
+        quitter = max(others(nodes, server), key=lambda node: int(node.heard("placed")[-1]["rank"]))
+        rest = others(nodes, quitter)
+        quitter.order("finish")
+        until(partial(has_logged, server, "its record cannot be written, and is tried again"), "its write is refused")
+        assert has_logged(server, "etcd's database has reached its quota"), server.account()
+        rest[0].ask("bide", "bided", seconds=4.0)  # for longer than anybody may be silent
+        assert quitter.heard("left") == [], "what is not recorded is not acknowledged"
+        for node in rest:
+            assert node.standing()["state"] == "HOLDS", node.account()
+            assert node.heard("changed") == [], "nobody is told of a loss"
+        make_room(cluster, observer)
+        until(partial(has_logged, server, "its record can be written again"), "it says so")
+        assert quitter.expect("left")["done"]
+        quitter.kill()
+        undisturbed(rest)
+        for node in rest:
+            node.order("finish")
+        for node in rest:
+            assert node.expect("left")["done"]
+        closing = observer.known().closing
+        assert closing is not None
+        assert closing.ending is Ending.SUCCEEDED
 
 
 def fill(observer: Observer) -> None:
@@ -322,3 +354,12 @@ def fill(observer: Observer) -> None:
         return False
 
     until(is_full, "etcd is full")
+
+
+def make_room(cluster: Cluster, observer: Observer) -> None:
+    """What etcd's own sentence says: compact, defragment, and disarm the alarm."""
+    found = observer.client.get("fill")
+    assert found is not None
+    compact(observer.client, found.mod_revision)
+    etcdctl(cluster, "defrag")
+    etcdctl(cluster, "alarm", "disarm")

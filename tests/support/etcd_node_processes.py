@@ -74,6 +74,11 @@ def says(node: EtcdNode, words: str) -> bool:
     return words in node.ask("why", "why")["why"]
 
 
+def has_logged(node: EtcdNode, words: str) -> bool:
+    """Whether a node's process has said these words in its log."""
+    return any(words in line for line in node.errors)
+
+
 def others(nodes: Sequence[EtcdNode], *but: EtcdNode) -> list[EtcdNode]:
     """All of these nodes but some."""
     return [node for node in nodes if node not in but]

@@ -78,6 +78,8 @@ class ElectionDriver:
         """Whether the register answered the last call."""
         self._refusal = ""
         """What the register's medium said where it did not."""
+        self._takes_writes = True
+        """Whether the last write of a server here was answered; said once, however often it is tried again."""
         self._token: Token | None = None
         """That of the record as it was last read or written."""
         self._heard: tuple[Token] | None = None
@@ -287,6 +289,10 @@ class ElectionDriver:
         now, election = time.monotonic(), self._election
         self._is_reached = problem is None
         self._refusal = "" if problem is None else str(problem) or repr(problem)
+        if isinstance(call, WriteRecord) and self._service is not None and self._takes_writes is not self._is_reached:
+            self._takes_writes = self._is_reached
+            said = f"cannot be written, and is tried again: {self._refusal}" if problem else "can be written again"
+            log.warning("run %r: its record %s", self.run_id, said)
         if problem is not None:
             if not isinstance(problem, (RendezvousConnectionError, RendezvousStateError)):
                 log.error("the register of run %r failed: %r", self.run_id, problem, exc_info=problem)
