@@ -142,10 +142,12 @@ def test_strange_keys_below_a_run_are_no_harm(
     assert client.get(keys.run + "records") is not None
 
 
-def test_keys_of_version_0_1_get_a_sentence_and_joining_works_once_they_are_gone(
-    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
+@pytest.mark.parametrize("key", ["leader", "in/nodes/node.1"], ids=["one that leads", "between two that lead"])
+def test_nodes_of_version_0_1_get_a_sentence_and_joining_works_once_their_keys_have_expired(
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer, key: str
 ) -> None:
-    observer.client.put(observer.keys.old_leader, "node.1")
+    lease = observer.client.grant(2)
+    observer.client.put(observer.keys.run + key, "node.1", lease=lease.id)
     a, b = processes.nodes("a", "b")
     a.join(cluster.endpoints, 1, run, join_timeout=2.0)
     said = a.failed("RendezvousTimeoutError")
@@ -155,8 +157,20 @@ def test_keys_of_version_0_1_get_a_sentence_and_joining_works_once_they_are_gone
         node.join(cluster.endpoints, 2, run)
         until(partial(says, node, "Rallypoint 0.1"), "it says so while it waits")
     assert observer.record() is None, "nothing was claimed meanwhile"
-    observer.client.delete(observer.keys.old_leader)
+    lease.release()  # as if the last of its nodes had ended: nobody renews it
     by_rank([a, b])
+    assert observer.client.get(observer.keys.run + key) is None
+
+
+def test_what_version_0_1_left_of_a_run_that_is_over_gets_a_sentence_and_is_no_harm(
+    processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
+) -> None:
+    """Its board outlives its nodes by minutes: nobody waits for that."""
+    observer.client.put(observer.keys.old_board, "{}", lease=observer.client.grant(60).id)
+    (node,) = form(processes, cluster.endpoints, run, "a", nodes=1)
+    said = "".join(node.errors)
+    assert said.count(f"keys of Rallypoint 0.1 lie under {observer.keys.run}, and no node of it is there") == 1
+    assert observer.client.get(observer.keys.old_board) is not None, "it is left to expire"
 
 
 def test_something_else_that_answers_where_the_server_was_is_no_reason_to_give_up(

@@ -7,9 +7,10 @@ in one transaction; the claim lives as long as its key does.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
@@ -28,6 +29,8 @@ from rallypoint.etcd_client import (
 from rallypoint.location.register import Entry, Register, RegisterRefusedError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.record import Record, decode
+
+log = logging.getLogger(__name__)
 
 
 class EtcdV3Register(Register):
@@ -54,6 +57,7 @@ class EtcdV3Register(Register):
         """That of the last answer: what is written later is heard by a watch from there on."""
         self._found_lease = 0
         """The lease that the record was last seen on."""
+        self._has_told_of_old_keys = False
         self._watch: Watch | None = None
         self._watching = threading.Lock()
         client.warm_up()
@@ -69,15 +73,26 @@ class EtcdV3Register(Register):
         record = there.get(keys.record.encode())
         if record is None:
             self._found_lease = 0
-            if keys.old_leader.encode() in there:
-                raise RendezvousStateError(
-                    f"keys of Rallypoint 0.1 lie under {keys.run}, and one of its nodes leads that run: end that job, or "
-                    f"use another run id; its keys expire within seconds after its nodes have ended"
-                )
+            self._look_for_old_keys(there)
             return None
         self._found_lease = record.lease
         lives = _claim_key(keys, record.value) in there
         return Entry(record.value, record.mod_revision, lives)
+
+    def _look_for_old_keys(self, there: Collection[bytes]) -> None:
+        """Say so where version 0.1 has used this run id; RendezvousStateError where its nodes use it still."""
+        keys = self._keys
+        if keys.old_leader.encode() in there or any(key.startswith(keys.old_nodes.encode()) for key in there):
+            raise RendezvousStateError(
+                f"keys of Rallypoint 0.1 lie under {keys.run}, and nodes of it use that run: end that job, or use another "
+                f"run id; its keys expire within seconds after its nodes have ended"
+            )
+        if keys.old_board.encode() in there and not self._has_told_of_old_keys:
+            self._has_told_of_old_keys = True
+            log.warning(
+                "keys of Rallypoint 0.1 lie under %s, and no node of it is there: they are not used, and expire",
+                keys.run,
+            )
 
     def write(self, value: bytes, token: int | None) -> Entry | None:
         """Write the record, and with a new epoch the key of its claim."""

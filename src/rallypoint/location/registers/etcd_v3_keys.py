@@ -11,8 +11,8 @@ class RecordKeys:
     """The keys of one run under a prefix.
 
     `runs` is the beginning of all keys of all runs, `run` that of this run's.  `record` is the record, `claims` the
-    folder of the keys that live on the lease of a server, `stores` that of the rounds' stores.  `old_leader` and
-    `old_board` are keys of version 0.1.
+    folder of the keys that live on the lease of a server, `stores` that of the rounds' stores.  `old_leader`,
+    `old_nodes` (the beginning of the keys of its nodes) and `old_board` are keys of version 0.1.
     """
 
     def __init__(self, prefix: str, run_id: str) -> None:
@@ -22,6 +22,7 @@ class RecordKeys:
         self.claims = f"{self.run}claims/"
         self.stores = f"{self.run}stores/"
         self.old_leader = f"{self.run}leader"
+        self.old_nodes = f"{self.run}in/nodes/"
         self.old_board = f"{self.run}out/board"
 
     def claim(self, epoch: int) -> str:
