@@ -59,11 +59,17 @@ class EtcdHosts:
                 stdin=subprocess.DEVNULL,
             )
 
-    def kill(self) -> None:
-        """SIGKILL to all members; their data stays."""
-        for process in self.members.values():
+    def restart(self, number: int) -> None:
+        """Start one member that was killed, with the data that it had, and wait until it answers."""
+        self._start(number)
+        until(partial(self.is_healthy, number), f"member {number} answers")
+
+    def kill(self, *numbers: int) -> None:
+        """SIGKILL to these members, or to all; their data stays."""
+        processes = [self.members[number] for number in numbers or self.members]
+        for process in processes:
             process.kill()
-        for process in self.members.values():
+        for process in processes:
             process.wait()
 
     def pause(self, number: int) -> None:

@@ -5,6 +5,7 @@ stop or end; no wrong world, and nobody is told to restart who need not be.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from tests.support.etcd_node_processes import (
     EtcdProcesses,
     are_one_world,
     by_rank,
+    has_logged,
     others,
     regroup,
+    says,
     undisturbed,
 )
 from tests.support.waiting import until
@@ -47,6 +50,7 @@ def test_a_member_that_the_other_members_have_lost_disturbs_nobody(
         nodes = place.form(processes, run, "3:4", server=lonely)
         place.cut(lonely, 1)
         until(lambda: not place.is_healthy(lonely), "it is alone")
+        until(partial(has_logged, nodes[lonely], "the next member is asked"), "it says what it does about it")
         undisturbed(nodes)
         place.heal(lonely)
         until(lambda: place.is_healthy(lonely), "it is back")
@@ -78,9 +82,14 @@ def test_a_host_is_cut_off(
         place.cut(lonely, 0, 1)
         regroup(rest, round=2)
         assert any(is_server(node) for node in rest)
+        missed = "only 2 of 3 ranks of round 1 still hold it" if server == lonely else f"{alone.name} was lost: "
+        for node in rest:
+            assert node.heard("changed")[-1]["why"].startswith(missed), node.account()
         stay_out(alone)
+        if server == lonely:
+            until(partial(has_logged, alone, "the claim could not be renewed for "), "it says so")
         place.heal(lonely)
-        alone.changed()
+        assert alone.changed()["why"] == f"{alone.name} is no longer part of round 1: it was given up or left behind"
         until(lambda: alone.waiting() == 1, "it is to join again")
         alone.again()
         regroup(rest, alone, round=3)
@@ -112,6 +121,7 @@ def test_a_minority_with_its_server_and_enough_nodes_for_a_world_forms_none(
         for node in cut_off:
             node.ask("outage", "outage", seconds=0.5)
             assert len(node.heard("placed")) == 1, "no wrong world"
+            until(partial(says, node, "answers, but cannot renew its claim"), "it says what is awaited")
         place.heal(lonely)
         for node in rest:
             node.order("live")
@@ -133,9 +143,10 @@ def test_the_clients_network_of_the_serving_host_fails_and_comes_back(
         assert time.monotonic() - cut_at < GOES_ON_WITHIN_S
         assert any(is_server(node) for node in rest)
         until(lambda: not is_server(alone), "it has found out that another one serves")
+        until(partial(has_logged, alone, "serves no longer: another server was elected"), "it says so")
         stay_out(alone)
         place.heal(lonely)
-        alone.changed()
+        assert alone.changed()["why"] == f"{alone.name} is no longer part of round 1: it was given up or left behind"
         until(lambda: alone.waiting() == 1, "it is to join again")
         alone.again()
         regroup(rest, alone, round=3)
@@ -152,12 +163,32 @@ def test_all_members_are_killed_and_started_again(
         nodes[0].ask("outage", "outage", seconds=3.0)
         for node in nodes:
             assert node.waiting() == 0
+        until(partial(has_logged, nodes[0], "the claim could not be renewed for "), "it says so")
         place.start()
         for node in nodes:
             node.ask("calm", "calm")
+        until(partial(has_logged, nodes[0], "the claim is renewed, and nothing is in doubt"), "it says so")
         undisturbed(nodes)
         new = place.node(processes, run, 1, "3:4", "new")
         regroup(nodes, new, round=2)
+
+
+@pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("leads", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_member_is_killed(processes: EtcdProcesses, run: str, tmp_path: Path, version: str, leads: bool) -> None:
+    """The serving node talks to it, and it may be the one that leads; a newcomer is admitted before it is back."""
+    with etcd_hosts(tmp_path, version) as place:
+        killed = place.pick(leads=leads)
+        nodes = place.form(processes, run, "3:4", server=killed)
+        place.kill(killed)
+        until(partial(has_logged, nodes[killed], "the next member is asked"), "it says what it does about it")
+        undisturbed(nodes)
+        new = place.node(processes, run, (killed + 1) % 3, "3:4", "new")
+        regroup(nodes, new, round=2)
+        place.restart(killed)
+        for node in (*nodes, new):
+            node.ask("calm", "calm")
+            assert node.standing()["state"] == "HOLDS", node.account()
 
 
 @pytest.mark.soak
