@@ -23,6 +23,14 @@ def test_join_takes_these_types() -> None:
     assert inspect.signature(rallypoint.join).parameters["options"].annotation == "Unpack[JoinOptions]"
 
 
+def test_what_a_server_at_a_fixed_address_can_be_told_one_that_etcd_names_can_be_told_too() -> None:
+    """But for the token: who may read the register has the server's secret (rule 17j)."""
+    of_fixed, of_etcd = ({option.name: option for option in backend.options} for backend in (RALLYPOINT, ETCD_V3))
+    assert of_fixed.keys() - of_etcd.keys() == {"token_file"}
+    for name in of_fixed.keys() & of_etcd.keys() - {"store", "cacert", "cert", "key"}:
+        assert of_etcd[name] is of_fixed[name], f"{name} is the same option"
+
+
 def test_a_typed_number_or_truth_is_what_the_backends_read() -> None:
     """An option whose default is a number, a truth or text has that type."""
     for backend in BACKENDS:
