@@ -70,11 +70,7 @@ class NodeGroup:
         return self.stalls(node) > before
 
     def end(self, member: Member) -> None:
-        """Kill a member of etcd.
-
-        etcd 3.5.0 to 3.5.2 lose what they have applied when they are killed, and count other revisions than the other
-        members from then on: what is written there is in no watch that moves over.  They are told to end in order.
-        """
+        """Kill a member of etcd, or tell it to end where that release does not survive it."""
         assert member.process is not None, "one at a time is down"
         if self.kills_members:
             member.kill()

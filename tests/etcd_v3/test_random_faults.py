@@ -13,6 +13,7 @@ from rallypoint.record import Claim, Record, RecordedEnding
 from tests.etcd_v3.invariants import LATE_S, Event, History, check, recorded
 from tests.etcd_v3.random_faults import NodeGroup, play
 from tests.support.etcd_node_processes import EtcdProcesses, Observer, observing
+from tests.support.etcd_servers import survives_kills
 from tests.support.etcd_tools import etcd
 from tests.support.waiting import until
 
@@ -34,7 +35,7 @@ def test_rounds_under_random_kills(
     processes: EtcdProcesses, run: str, tmp_path: Path, version: str, seed: int, rounds: int, ending: str
 ) -> None:
     with etcd(version, 3) as cluster, observing(cluster.endpoints, run) as observer:
-        group = NodeGroup(processes, cluster, run, tmp_path, kills_members=version != "3.5")
+        group = NodeGroup(processes, cluster, run, tmp_path, kills_members=survives_kills(version))
         done = play(group, observer, seed, rounds)
         for what in ("kill", "server", "member"):
             assert done[what] >= rounds / 15, done
@@ -100,6 +101,20 @@ def told_closed(group: NodeGroup, observer: Observer) -> None:
     late = group.processes.node("late")
     late.join(group.cluster.endpoints, "2:4", group.run)
     late.failed("RendezvousClosedError")
+
+
+@pytest.mark.parametrize(
+    ("release", "is_killed"),
+    [("3.4.30", True), ("3.5.0", False), ("3.5.2", False), ("3.5.3", True), ("3.5.21", True), ("3.6.0-rc.1", True)],
+)
+def test_members_are_killed_whatever_they_are_called_unless_their_release_does_not_survive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, is_killed: bool
+) -> None:
+    program = tmp_path / "etcd"
+    program.write_text(f"#!/bin/sh\necho etcd Version: {release}\necho Git SHA: 1\n", encoding="ascii")
+    program.chmod(0o700)
+    monkeypatch.setenv("ETCD", str(program))
+    assert survives_kills("3.5") is is_killed
 
 
 # The judge itself -----------------------------------------------------------------------------------------------------
