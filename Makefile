@@ -80,7 +80,7 @@ soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the s
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m simulation run --seeds $(SEEDS)
 
-bench: $(if $(BEFORE),$(RUN),$(BENCH)) ## measure the costs and draw the curves; with BEFORE, compare with that commit
+bench: $(if $(BEFORE),$(TEST),$(BENCH)) ## measure the costs and draw the curves; with BEFORE, compare with that commit
 	$(BIN)/python -m $(if $(BEFORE),benchmarks.compare_versions '$(BEFORE)',benchmarks)
 
 release: $(DEV) ## build the wheel and the source archive, check them, try the wheel in an empty environment

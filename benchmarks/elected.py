@@ -78,28 +78,35 @@ def standstill(source: Path) -> dict[str, float]:
     """Stop etcd for a while, and kill a node meanwhile: how long after etcd is back the others have a new world."""
     with etcd() as endpoint:
         pid = descendant("etcd")
-        back_at = 0.0
+        away_s = 0.0
 
         def end(victim: Worker) -> None:
-            nonlocal back_at
+            nonlocal away_s
+            began = time.monotonic()
             os.kill(pid, signal.SIGSTOP)
             try:
                 victim.kill()
                 time.sleep(AWAY_S)
             finally:
+                away_s = time.monotonic() - began
                 os.kill(pid, signal.SIGCONT)
-            back_at = time.monotonic()
 
         def victims(world: World) -> list[Worker]:
             serves = _server(endpoint, world)
             return [process for process in world.processes if process is not serves][:1]
 
         setup = Setup(PLACE, f"etcd://{endpoint}", (3, 4), OPTIONS, source)
-        began = time.monotonic()
         found = lose(setup, 4, victims, end=end)
-        # `lose` counts from the moment at which etcd was stopped.
-        assert back_at > began, "etcd was stopped and is back"
-        return {": new world": max(found.world_s - AWAY_S, 0.0)}
+        return {": new world": since_back(found.world_s, away_s)}
+
+
+def since_back(world_s: float, away_s: float) -> float:
+    """How long after etcd is back there was a new world, where both are counted from when it was stopped."""
+    if world_s < away_s:
+        raise RuntimeError(
+            f"a world was told {away_s - world_s:.3f} s before etcd was back, and cannot be recorded there"
+        )
+    return world_s - away_s
 
 
 def _revision(endpoint: str) -> int:
