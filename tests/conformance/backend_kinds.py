@@ -31,9 +31,22 @@ OLD_RUNS = "/torchelastic/p2p/run_"
 class Medium:
     """What nodes meet through: where it is, and how it goes away for a while."""
 
-    def __init__(self, endpoint: str, process: ControlledProcess | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        process: ControlledProcess | None = None,
+        start_again: Callable[[], ControlledProcess] | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.process = process
+        self._start_again = start_again
+
+    def restart(self) -> None:
+        """Kill its server and start one at the same place, with what the old one has left."""
+        assert self.process is not None
+        assert self._start_again is not None
+        self.process.kill()
+        self.process = self._start_again()
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -85,7 +98,7 @@ class EtcdMedium(Medium):
     """Keys of an etcd server."""
 
     def __init__(self, server: EtcdProcess) -> None:
-        super().__init__(server.endpoint, server)
+        super().__init__(server.endpoint, server, self._started_again)
         self._server = server
         self._client = make_client(parse_endpoints(server.endpoint, 2379), read_timeout_s=30)
 
@@ -103,6 +116,10 @@ class EtcdMedium(Medium):
 
     def forgets_after_s(self, run: str) -> int:
         return int(self._client.read(f"{OLD_RUNS}{run}").ttl)
+
+    def _started_again(self) -> ControlledProcess:
+        self._server.start_again()
+        return self._server
 
     def end(self) -> None:
         self._server.end()
@@ -129,9 +146,15 @@ class Kind(NamedTuple):
 
 
 def _rallypoint(folder: Path) -> Medium:
-    server = Server(0, 0.0, None, 0)
+    server = _server(0, 0.0)
+    # One that knows nothing of the run listens for a while before it seals anything (rule 14).
+    return Medium(server.endpoint, server, lambda: _server(server.port, 7.0))
+
+
+def _server(port: int, hold_s: float) -> Server:
+    server = Server(port, hold_s, None, 0)
     server.port = int(server.expect("serving")["port"])
-    return Medium(server.endpoint, server)
+    return server
 
 
 def _address(folder: Path) -> Medium:
@@ -140,10 +163,16 @@ def _address(folder: Path) -> Medium:
 
 def _tcp(kind: str) -> Callable[[Path], Medium]:
     def start(folder: Path) -> Medium:
-        server = ControlledProcess("tests.support.store_server_program", kind, str(free_port()))
-        return Medium(f"127.0.0.1:{server.expect('serving')['port']}", server)
+        port = free_port()
+        return Medium(f"127.0.0.1:{port}", _store(kind, port), lambda: _store(kind, port))
 
     return start
+
+
+def _store(kind: str, port: int) -> ControlledProcess:
+    server = ControlledProcess("tests.support.store_server_program", kind, str(port))
+    server.expect("serving")
+    return server
 
 
 def _etcd(version: str) -> Callable[[Path], Medium]:
@@ -194,7 +223,7 @@ _AT_AN_ADDRESS = [name for name, kind in KINDS.items() if kind.start is _address
 _ELSEWHERE = [name for name in _FIXED if name not in _AT_AN_ADDRESS]
 _TORCH_FILE = [name for name, kind in KINDS.items() if kind.start is _file and kind.with_torch]
 _ON_BACKENDS = [name for name in KINDS if name not in (*_FIXED, *_OLD_ETCD, *_ETCD_V3)]
-_TCP_STORES = [name for name in KINDS if " tcp" in name]
+TCP_STORES = [name for name in KINDS if " tcp" in name]
 _WITHOUT_SERVER = [name for name, kind in KINDS.items() if kind.start in (_file, _folder)]
 
 # What is declared here is shown by a test to be so; what is not declared is shown to work.
@@ -212,6 +241,7 @@ ONE_SIZE = "a node that asks for another size is refused"
 FREE_AFTER_CLOSE = "a run id is free again when the run has ended"
 SAYS_HOW = "who comes to a closed run is told how it ended"
 A_NODE_SERVES = "one of the nodes serves the run, and may be lost"
+CONNECTED_FIRST = "a node is connected to the server of its run before it joins"
 MEDIUM_AWAY = "a medium that is away and comes back costs nobody its place"
 
 STALE_RECORD = (
@@ -221,7 +251,6 @@ STALE_LEASE = "after `lease_ttl` and a hold: the record names a dead server and 
 STALE_FILE = "after 50 s and a hold: torch's file grows with every write, so the server beats there every 17 s only"
 STALE_FILE_S = 120.0
 """As long as that takes at most."""
-NO_RESTART = "never: the record ends with the store's process, and torch's client does not connect again"
 ONE_RUN = "each run needs a port of its own: a server in a node serves its own run only"
 STAYS = "the node that serves stays until all have finished: what the server knows ends with it"
 TAKEN = "its address stays taken; the others keep their world until it goes on, or `outage_grace` ends"
@@ -239,7 +268,6 @@ CANNOT: dict[str, dict[str, str]] = {
         **dict.fromkeys(_TORCH_FILE, STALE_FILE),
         **dict.fromkeys(_OLD_ETCD, EXPIRING),
     },
-    OUTLIVES_SERVER: dict.fromkeys(_TCP_STORES, NO_RESTART),
     REPLACES_STOPPED: {**dict.fromkeys(_AT_AN_ADDRESS, TAKEN), **dict.fromkeys(_TORCH_FILE, STALE_FILE)},
     SHARE_ENDPOINT: dict.fromkeys(_AT_AN_ADDRESS, ONE_RUN),
     MAY_END_FIRST: dict.fromkeys(_AT_AN_ADDRESS, STAYS),
@@ -254,6 +282,7 @@ CANNOT: dict[str, dict[str, str]] = {
 NOT_ASKED: dict[str, dict[str, str]] = {
     OUTLIVES_SERVER: dict.fromkeys([*_WITHOUT_SERVER, *_AT_AN_ADDRESS], HAS_NO_SERVER),
     A_NODE_SERVES: {**dict.fromkeys(_ELSEWHERE, SERVER_ELSEWHERE), **dict.fromkeys(_OLD_ETCD, HAS_NO_SERVER)},
+    CONNECTED_FIRST: dict.fromkeys(_OLD_ETCD, HAS_NO_SERVER),
     MEDIUM_AWAY: dict.fromkeys(_AT_AN_ADDRESS, NODE_IS_MEDIUM),
 }
 """What a test has nothing to ask about on a backend."""

@@ -24,7 +24,11 @@ def node_pool() -> Iterator[NodePool]:
 
 LONG = ("comes_back", "clocks", "short_pause", "early_finisher", "last_call_is_not", "server_was_restarted")
 SHOWN_ELSEWHERE = ("rallypoint]", "c10d file, our store]", "etcd]")
-RESTART = "test_whether_a_run_goes_on_when_its_server_was_restarted[c10d tcp, torch's store]"
+SERVER_GONE = (
+    "server_was_restarted[c10d tcp, torch's store]",
+    "server_is_gone_for_good_is_told_of[c10d tcp, torch's store]",
+)
+"""torch takes seconds to import, and our own store behaves alike."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name, _, kind = item.name.partition("[")
         is_long = any(part in name for part in LONG) and kind.startswith(SHOWN_ELSEWHERE)
-        if item.path.parent.name == "conformance" and (is_long or item.name == RESTART):
+        if item.path.parent.name == "conformance" and (is_long or item.name.endswith(SERVER_GONE)):
             item.add_marker(pytest.mark.soak)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.user_backends import LockedFileBackend, SilentFileBackend
+from tests.support.waiting import PATIENCE_S
 
 
 class EventSender(threading.local):
@@ -80,6 +81,11 @@ class CommandedNode:
         else:
             self.handler = get_rendezvous_handler(params)
         say("opened")
+
+    def connected(self) -> None:
+        """Say so when there is a connection to the server."""
+        link = self.handler._member.link
+        say("connected", there=link.wait(lambda _: link.is_connected, time.monotonic() + PATIENCE_S))
 
     def join(self) -> None:
         handler = self.handler

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.backend_kinds import (
+    CONNECTED_FIRST,
     END,
     KEEPS_RANKS,
     MAY_LEAVE,
@@ -30,6 +31,15 @@ def test_nodes_form_one_world_with_one_store(driver: BackendDriver) -> None:
     for node in (b, c):
         assert node.ask("get", "value", key="greeting")["value"] == "hello"
     assert [node.waiting() for node in (a, b, c)] == [0, 0, 0]
+
+
+@where_asked(CONNECTED_FIRST)
+def test_a_node_is_connected_before_it_joins(driver: BackendDriver) -> None:
+    """Nobody has joined, and a server is found or elected all the same: joining costs a request and its answer."""
+    nodes = driver.nodes("a", "b", nodes=2)
+    for node in nodes:
+        assert node.ask("connected", "connected")["there"]
+    driver.meet(*nodes)
 
 
 def test_a_world_is_sealed_at_once_when_max_are_here(driver: BackendDriver) -> None:

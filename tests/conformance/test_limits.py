@@ -22,12 +22,13 @@ from tests.conformance.backend_kinds import (
     STALE_FILE,
     STALE_FILE_S,
     STANDS_BY,
+    TCP_STORES,
     TIMEOUT_S,
     TOLD_AT_ONCE,
     UNTOLD,
     WITHOUT_LAST_CALL,
 )
-from tests.conformance.etcd_process import EtcdProcess
+from tests.conformance.backend_selection import params
 from tests.conformance.node_processes import (
     AT_ONCE_S,
     BackendDriver,
@@ -37,7 +38,6 @@ from tests.conformance.node_processes import (
     serving_first,
     until_closed,
 )
-from tests.support.node_processes import ControlledProcess, Server
 from tests.support.waiting import PATIENCE_S
 
 
@@ -201,7 +201,7 @@ def test_whether_a_run_id_is_free_at_once_when_all_nodes_were_killed(driver: Bac
     assert _is_as_declared(time.monotonic() - began, limit)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if not KINDS[name].only_in_soak])
+@pytest.mark.parametrize("name", params(KINDS))
 def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, node_pool: NodePool, tmp_path: Path) -> None:
     kind = KINDS[name]
     medium = kind.start(tmp_path)
@@ -209,21 +209,29 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, node_poo
         assert medium.process is None
         return
     driver = BackendDriver(name, kind, medium, node_pool)
-    again: ControlledProcess | None = None
     try:
-        outlives = not driver.limit(OUTLIVES_SERVER)
-        # A server takes a while to start again; who waits for none need not wait for long.
-        a, b = driver.world("a", "b", nodes="1:2", outage_grace=3 if outlives else 2, join_timeout=5 if outlives else 2)
-        assert medium.process is not None
+        a, b = driver.world("a", "b", nodes="1:2", outage_grace=PATIENCE_S)
+        medium.restart()
+        # Nobody loses its world, and when a node is lost the other one finds a world with a store that works.
+        assert a.ask("bide", "bided", seconds=2.0)["count"] == 0
+        b.kill()
+        driver.call_again(a)
+        ranked([a])
+        a.ask("set", "stored", key="there", value="yes")
+        assert a.ask("get", "value", key="there")["value"] == "yes"
+    finally:
+        driver.end()
+        medium.end()
+
+
+@pytest.mark.parametrize("name", TCP_STORES)
+def test_a_store_whose_server_is_gone_for_good_is_told_of(name: str, node_pool: NodePool, tmp_path: Path) -> None:
+    medium = KINDS[name].start(tmp_path)
+    assert medium.process is not None
+    driver = BackendDriver(name, KINDS[name], medium, node_pool)
+    try:
+        a, b = driver.world("a", "b", nodes="1:2", outage_grace=2, join_timeout=2)
         medium.process.kill()
-        if isinstance(medium.process, (Server, EtcdProcess)):
-            again = _started_again(medium.process)
-            assert a.ask("bide", "bided", seconds=2.0)["count"] == 0
-            b.kill()
-            driver.call_again(a)
-            ranked([a])
-            return
-        assert not outlives
         assert a.ask("bide", "bided", seconds=0.5)["count"] == 0
         # After the grace the members stop trusting their world; and there is none to be had any more.
         a.changed()
@@ -240,17 +248,6 @@ def test_whether_a_run_goes_on_when_its_server_was_restarted(name: str, node_poo
     finally:
         driver.end()
         medium.end()
-        if again is not None:
-            again.kill()
-
-
-def _started_again(process: Server | EtcdProcess) -> ControlledProcess:
-    if isinstance(process, EtcdProcess):
-        process.start_again()
-        return process
-    again = Server(process.port, 7.0, None, 0)
-    again.expect("serving")
-    return again
 
 
 def test_every_backend_of_the_table_is_in_the_suite() -> None:

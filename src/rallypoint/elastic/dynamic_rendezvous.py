@@ -33,6 +33,7 @@ from rallypoint.location.election_driver import Candidacy
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.registers.backend import BackendRegister
 from rallypoint.messages.types import Bounds, Settings
+from rallypoint.stores.c10d_document import C10dDocument
 from rallypoint.torch_bridge import presence
 from rallypoint.torch_bridge.errors import in_torch_words_too
 from rallypoint.torch_bridge.stores_c10d import is_torch_store
@@ -233,7 +234,10 @@ class DynamicRendezvousHandler(HandlerOnMembership):
 
     @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
+        joins_again = self._member.view.world is not None
         placed = self._member.join(self._settings.timeout.join.total_seconds())
+        if joins_again and isinstance(self._backend, C10dDocument):
+            self._store = self._backend.renewed(self._store)
         prefix = f"torch.rendezvous.{self._settings.run_id}.{placed.incarnation}.{placed.round}"
         return self._info(placed, None if self._store is None else _part_of(self._store, prefix))
 

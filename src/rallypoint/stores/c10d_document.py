@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rallypoint.errors import RendezvousConnectionError
@@ -71,6 +72,18 @@ class C10dDocument:
             return None
         there = self._decode(stored)
         return None if there is None else (*there, False)
+
+    def renewed(self, store: Any) -> Any:
+        """The store that this was made with, over a new connection if its server was restarted; any other one as it is."""
+        if store is not self._given or not self._reconnects:
+            return store
+        try:
+            store.num_keys()
+        except FAILURES:
+            with suppress(*FAILURES):  # a server that is away is told of to whoever uses the store
+                _check_listening(store)
+                self._given = store.clone()
+        return self._given
 
     def close(self) -> None:
         """Let go of the store; its server, where this process has that, ends with the last that uses it."""
