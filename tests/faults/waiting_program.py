@@ -13,12 +13,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import rallypoint
 from rallypoint.backends.endpoints import backend_at
+from rallypoint.client import member
 from rallypoint.elastic import RendezvousParameters
 from rallypoint.elastic.member_handler import MemberHandler
 from tests.support.node_program import say
@@ -28,12 +30,17 @@ from tests.support.waiting import until
 class Program:
     """Each method is a program."""
 
-    def __init__(self, endpoint: str, run: str, nodes: str, **options: Any) -> None:
+    def __init__(self, endpoint: str, run: str, nodes: str, *, hurry_s: float = 0.0, **options: Any) -> None:
+        """With `hurry_s` it waits for so long to be heard when it is interrupted, and says `leaves` when it does."""
         self.endpoint, self.run, self.nodes, self.options = endpoint, run, nodes, options
+        if hurry_s:
+            member._HURRY_S = hurry_s
+            announce("is_heard", event="leaves")
 
     def enter(self) -> rallypoint.Place:
+        began = time.monotonic()
         place = rallypoint.join(self.endpoint, run=self.run, nodes=self.nodes, **self.options)
-        say("placed", rank=place.rank, size=place.world_size)
+        say("placed", rank=place.rank, size=place.world_size, took_s=time.monotonic() - began)
         return place
 
     def handler(self) -> rallypoint.RendezvousHandler:
@@ -104,7 +111,7 @@ class Program:
         handler.set_closed()
 
 
-def announce(*functions: str) -> None:
+def announce(*functions: str, event: str = "waits") -> None:
     """Say so when the main thread is inside one of these functions, and in a call that blocks."""
     main = threading.main_thread().ident
     assert main is not None
@@ -121,7 +128,7 @@ def announce(*functions: str) -> None:
 
     def look() -> None:
         until(is_there, f"the main thread waits in one of {functions}")
-        say("waits")
+        say(event)
 
     threading.Thread(target=look, daemon=True).start()
 

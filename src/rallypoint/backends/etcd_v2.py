@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rallypoint.backends.endpoints import without_scheme
-from rallypoint.backends.etcd_v2_client import CONNECTION, DEFAULT_PORT, client_with, connect
+from rallypoint.backends.etcd_v2_client import CONNECTION, DEFAULT_PORT, client_with, connect, python_etcd
 from rallypoint.backends.membership import CHOICES, ELECTED, MemberBackend, MemberRequest
 from rallypoint.backends.options import Option
 from rallypoint.client.addresses import address_among
@@ -19,6 +19,9 @@ OPTIONS: tuple[Option[Any], ...] = (*ELECTED, *CONNECTION, *CHOICES)
 
 def create_member(request: MemberRequest) -> Member:
     """A membership by one key of etcd's."""
+    # In this thread: Python forgets that Ctrl-C ended the main thread when another one imports something large meanwhile,
+    # and the process would end with status 1 and not by the signal.
+    python_etcd()
     members = parse_endpoints(without_scheme(request.endpoint), DEFAULT_PORT)
     endpoints = [written(*member) for member in members]
     timeout_s = request.medium_call_s

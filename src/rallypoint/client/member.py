@@ -436,5 +436,8 @@ def _withdraw_all() -> None:
     """A process that ends says goodbye for its nodes: one that is just gone is taken for lost, and may leave a claim."""
     deadline = time.monotonic() + _HURRY_S
     for member in list(_members):
-        with suppress(Exception):
-            member.withdraw("its process was stopped", deadline)
+        try:
+            with suppress(Exception):
+                member.withdraw("its process was stopped", deadline)
+        except KeyboardInterrupt:  # noqa: PERF203  # the second Ctrl-C: the goodbyes of the others are not waited for either
+            deadline = time.monotonic()
