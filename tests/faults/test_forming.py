@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
 from rallypoint import protocol
+from rallypoint.client.admin_client import AdminClient
+from rallypoint.elastic import RendezvousParameters
+from rallypoint.elastic.member_handler import MemberHandler, create_rallypoint_handler
 from rallypoint.messages.notices import Broken, KeepWaiting, Placed
 from rallypoint.messages.types import Settings
 from tests.support.node_processes import Processes, Server, by_rank, free_port
 from tests.support.protocol_client import ProtocolClient
+from tests.support.waiting import until
 
 CALM = Settings(heartbeat_interval_s=600.0, heartbeat_timeout_s=3600.0)
 
@@ -23,6 +29,36 @@ def test_nodes_form_one_world(processes: Processes) -> None:
     for node in nodes:
         node.join(server.endpoint, 3)
     assert [node.name for node in by_rank(nodes)] == ["a", "b", "c"]
+
+
+def test_a_join_costs_one_request_and_one_place(processes: Processes) -> None:
+    """The handlers are connected before they join.  Beside its place, a node that has to wait is told once what for."""
+    count, server = 8, processes.server()
+    calm: dict[str, Any] = {"heartbeat_interval": 600, "heartbeat_timeout": 3600, "is_host": False}
+
+    def handler(run: str, nodes: int) -> MemberHandler:
+        params = RendezvousParameters("rallypoint", server.endpoint, run, nodes, nodes, **calm)
+        made = create_rallypoint_handler(params)
+        until(lambda: made._member.link.is_connected, "it is connected")
+        return made
+
+    with AdminClient("127.0.0.1", server.port) as admin, ThreadPoolExecutor(count) as threads:
+
+        def messages() -> tuple[int, int]:
+            """How many the server has received and sent; asking adds one to each."""
+            counted = admin.status("beside").messages
+            return counted["received"], counted["sent"]
+
+        beside = handler("beside", 1)  # a run to ask about
+        beside.next_rendezvous()
+        handlers = [handler("run", count) for _ in range(count)]
+        received, sent = messages()
+        places = list(threads.map(lambda each: each.next_rendezvous(), handlers))
+        received_then, sent_then = messages()
+        assert sorted(place.rank for place in places) == list(range(count))
+        told = count - 1  # all but the last one had to wait
+        assert (received_then - received - 1, sent_then - sent - 1) == (count, count + told)
+        list(threads.map(lambda each: each.shutdown(), [beside, *handlers]))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])

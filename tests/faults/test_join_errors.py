@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -74,6 +75,30 @@ def test_too_few_survivors(processes: Processes) -> None:
     assert _masked(a.failed("RendezvousTimeoutError")) == (
         "run 'run' at ADDRESS:# was not joined within # s: # of at least # nodes are left (a); # must be replaced"
     )
+
+
+def test_a_place_that_cannot_be_taken_is_given_back(processes: Processes) -> None:
+    """Rank 0 has no file descriptor left for the store of its round: the world is sealed, and its join fails."""
+    server = processes.server()
+    nodes = processes.nodes("a", "b")
+    for node in nodes:
+        node.join(server.endpoint, 2)
+    a, b = by_rank(nodes)
+    a.again()
+    b.changed()  # so the server has heard that `a` joins again
+    _, most = resource.prlimit(a.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(a.pid, resource.RLIMIT_NOFILE, (3, most))
+    b.again()
+    b.placed(round=2)
+    assert a.failed("OSError").startswith("[Errno 24]")
+    assert b.changed()["why"].startswith("a withdrew: its join failed: [Errno 24]")
+    # Nothing of that stays: with room for its store it comes back.
+    resource.prlimit(a.pid, resource.RLIMIT_NOFILE, (most, most))
+    for node in nodes:
+        node.again()
+    by_rank(nodes, round=3)
+    a.ask("set", "stored", key="x", value="1")
+    assert b.ask("get", "value", key="x")["value"] == "1"
 
 
 @contextmanager

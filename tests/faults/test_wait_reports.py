@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.client.wait_reports import LineReporter, LiveReporter, WaitReport
+from rallypoint.client.wait_reports import REPORT_AFTER_S, LineReporter, LiveReporter, WaitReport
 from tests.support.node_processes import FAST, ROOT, ControlledProcess, Processes, Server
 from tests.support.waiting import until
 
@@ -54,8 +54,28 @@ def test_it_says_what_is_missing_and_what_has_changed(processes: Processes) -> N
         "rallypoint: run 'run': waiting for # s, at most # s more: 1 of at least 3 nodes are here (a); 2 more must come"
     )
     program.says(first)
+    said = re.search(r"waiting for (\d+) s", "".join(program.errors))
+    assert said is not None
+    assert int(said[1]) >= REPORT_AFTER_S, "a short wait is nobody's business"
     processes.node("b").join(server.endpoint, 3)
     program.says(first, first.replace("1 of", "2 of").replace("(a); 2", "(a, b); 1"))
+
+
+def test_a_wait_of_less_than_two_seconds_says_nothing(processes: Processes) -> None:
+    """The last call makes it wait for a second and a half; on a machine that makes it longer it is tried again."""
+    server = processes.server()
+
+    def is_short() -> bool:
+        program = Program(processes, "join_for_a_while", server, "1:2", last_call_timeout=1.5)
+        took_s = program.expect("placed")["took_s"]
+        program.kill()
+        if took_s >= REPORT_AFTER_S:
+            return False
+        assert took_s >= 1.5, "it waited"
+        assert program.reports() == []
+        return True
+
+    until(is_short, "a join takes less than two seconds")
 
 
 def test_a_number_that_counts_down_is_no_news(processes: Processes) -> None:

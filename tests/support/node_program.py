@@ -14,6 +14,7 @@ from typing import Any
 import rallypoint
 from rallypoint.api import Place
 from rallypoint.client.link import Link
+from rallypoint.errors import RendezvousError
 from rallypoint.protocol import AskHeard
 from rallypoint.stores.errors import StoreError
 from tests.support.protocol_client import PATIENCE_S, ProtocolClient
@@ -172,7 +173,7 @@ class SecondCommandedNode(CommandedNode):
 def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
     try:
         command(**arguments)
-    except (rallypoint.RendezvousError, StoreError, TimeoutError, ValueError, OSError) as exc:
+    except (RendezvousError, StoreError, TimeoutError, ValueError, OSError) as exc:
         say("error", type=type(exc).__name__, text=str(exc))
 
 
