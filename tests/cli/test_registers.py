@@ -22,6 +22,18 @@ with rallypoint.join(sys.argv[1], run=sys.argv[2], node_name="node1", last_call_
     place.changed.wait()
     print("changed:", place._member.view.why, flush=True)
 """
+AGAIN = """
+import sys, rallypoint
+endpoint, run, name = sys.argv[1:]
+with rallypoint.join(endpoint, run=run, nodes="1:3", node_name=name, last_call_timeout=60, join_timeout=60,
+                     local_addr="127.0.0.1") as place:
+    while True:
+        seal_id, ranks = place._member.link.session.server_ranks
+        serves = place.fence.endswith(seal_id) and place.rank in ranks
+        print("placed among", place.world_size, "and serves" if serves else "", flush=True)
+        place.changed.wait()
+        place.again()
+"""
 HANDLER = """
 import sys
 from rallypoint.elastic import RendezvousParameters, get_rendezvous_handler
@@ -115,6 +127,34 @@ def test_close_tells_the_nodes_why(node: Process, meeting: Meeting) -> None:
     # The node ends at once, and with it the server, and a store that it served.
     assert re.match(rf"run {meeting.run!r}: closed( as failed: the budget is spent.*)?$", told)
     node.expect("changed: the budget is spent")
+
+
+@pytest.mark.parametrize("medium", ["file", "etcd-v2"])
+def test_an_eviction_is_kept_by_the_server_and_ends_with_it(started: Started, tmp_path: Path, medium: str) -> None:
+    meeting = MEETINGS[medium](tmp_path)
+    run, at, names = meeting.run, meeting.at, ("node1", "node2", "node3")
+    command = (sys.executable, "-c", AGAIN, meeting.endpoint, run)
+    nodes = {name: started.add(Process(*command, name)) for name in names}
+    serves = {name: "serves" in node.expect(r"placed among 3.*")[0] for name, node in nodes.items()}
+    server, other, out = sorted(names, key=lambda name: not serves[name])
+    assert sum(serves.values()) == 1
+    told = answer("evict", run, out, "--for", "1h", "--why", "its card fails", *at)
+    assert told == f"node {out!r} was evicted from run {run!r} and is kept out for 1 h\n"
+    for name in (server, other):
+        nodes[name].expect("placed among 2")
+    status = answer("status", run, *at)
+    assert f"round 2 runs with 2 nodes ({out} is kept out by an administrator)\n" in status
+    assert re.search(
+        rf"^{out} +evicted, kept out for another (1 h|59 min \d+ s): its card fails ", status, re.MULTILINE
+    )
+    (kept_out,) = answer_json("status", run, *at)["kept_out"]
+    assert (kept_out["name"], kept_out["why"]) == (out, "its card fails")
+    assert 3500 < kept_out["left_s"] <= 3600
+    # What the server knew of it ends with the server.
+    nodes[server].popen.kill()
+    for name in (other, out):
+        nodes[name].expect("placed among 2")
+    assert answer_json("status", run, *at)["kept_out"] == []
 
 
 @pytest.mark.parametrize("medium", ["file", "etcd-v2"])
