@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,36 +19,53 @@ import rallypoint
 from rallypoint import elastic, events
 from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from rallypoint.elastic.dynamic_rendezvous import create_handler
+from tests.support.etcd_servers import shared
 from tests.support.node_processes import free_port
 
 SOON = {"join_timeout": 0.2, "last_call_timeout": 1}
+BACKENDS = ("rallypoint", "c10d", "static", "etcd", "etcd-v2", "etcd-v3")
 
 
-def params(backend: str, endpoint: str, **config: Any) -> elastic.RendezvousParameters:
-    return elastic.RendezvousParameters(backend, endpoint, "run", 2, 2, local_addr="127.0.0.1", **{**SOON, **config})
+def params(backend: str, endpoint: str, run_id: str = "run", **config: Any) -> elastic.RendezvousParameters:
+    return elastic.RendezvousParameters(backend, endpoint, run_id, 2, 2, local_addr="127.0.0.1", **{**SOON, **config})
 
 
-def handlers() -> Iterator[elastic.RendezvousHandler]:
-    yield elastic.get_rendezvous_handler(params("rallypoint", f"127.0.0.1:{free_port()}"))
-    yield elastic.get_rendezvous_handler(params("c10d", f"127.0.0.1:{free_port()}"))
-    yield elastic.get_rendezvous_handler(params("static", f"127.0.0.1:{free_port()}", rank=0))
+@pytest.fixture(params=BACKENDS)
+def lonely(request: pytest.FixtureRequest) -> Iterator[elastic.RendezvousHandler]:
+    """A handler of each backend, whose join fails soon: nobody else comes."""
+    backend, run_id = request.param, f"presence-{uuid.uuid4().hex}"
+    endpoint = shared().endpoint if backend.startswith("etcd") else f"127.0.0.1:{free_port()}"
+    config: dict[str, Any] = {"static": {"rank": 1, "timeout": 1}, "etcd": {"timeout": 1}}.get(backend, {})
+    handler = elastic.get_rendezvous_handler(params(backend, endpoint, run_id, **config))
+    yield handler
+    handler.shutdown()
 
 
-def test_a_handler_is_one_of_torchs() -> None:
-    for handler in handlers():
-        assert isinstance(handler, torch_api.RendezvousHandler)
-        handler.shutdown()
+def fail_to_join(handler: elastic.RendezvousHandler) -> Exception:
+    """What the handler's join raises, which is one of torch's errors."""
+    # Nobody is awaited in a static run: what is missing is rank 0, which serves the store.
+    is_static = handler.get_backend() == "static"
+    with pytest.raises(torch_api.RendezvousConnectionError if is_static else torch_api.RendezvousTimeoutError) as error:
+        handler.next_rendezvous()
+    failure: Exception = error.value
+    return failure
 
 
-def test_a_join_that_fails_is_caught_by_torchs_class_and_by_ours() -> None:
-    for handler in handlers():
-        if handler.get_backend() == "static":
-            continue
-        with pytest.raises(torch_api.RendezvousTimeoutError) as failure:
-            handler.next_rendezvous()
-        assert isinstance(failure.value, elastic.RendezvousTimeoutError)
-        assert "was not joined within" in str(failure.value)
-        handler.shutdown()
+def test_a_handler_is_one_of_torchs(lonely: elastic.RendezvousHandler) -> None:
+    assert isinstance(lonely, torch_api.RendezvousHandler)
+
+
+def test_a_join_that_fails_is_caught_by_torchs_class_and_by_ours(lonely: elastic.RendezvousHandler) -> None:
+    error = fail_to_join(lonely)
+    if lonely.get_backend() == "static":
+        assert isinstance(error, elastic.RendezvousConnectionError)
+        assert "no c10d store answered at" in str(error)
+    else:
+        assert isinstance(error, elastic.RendezvousTimeoutError)
+        assert "was not joined within" in str(error)
+
+
+def test_a_place_that_is_not_found_is_caught_by_torchs_class_as_well() -> None:
     with pytest.raises(torch_api.RendezvousTimeoutError):
         rallypoint.join(f"127.0.0.1:{free_port()}", run="run", nodes=2, join_timeout=0.2, quiet=True)
 
@@ -87,16 +105,29 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
     logging.getLogger("torchelastic-events-dynamic_rendezvous").removeHandler(listening)
 
 
-def test_events_reach_torchs_stream(stream: Listening) -> None:
-    store = dist.HashStore()
-    settings = params("c10d", "")
-    handler = create_handler(store, C10dRendezvousBackend(store, "run"), settings)
-    with pytest.raises(torch_api.RendezvousTimeoutError):
-        handler.next_rendezvous()
-    handler.shutdown()
+def test_a_failed_join_is_in_torchs_stream_and_in_ours(lonely: elastic.RendezvousHandler, stream: Listening) -> None:
+    ours: list[events.Event] = []
+    with events.subscribe(ours.append):
+        error = fail_to_join(lonely)
+    (recorded,) = (event for event in ours if event.kind == "join failed")
+    assert recorded.run_id == lonely.get_run_id()
+    assert str(error) in recorded.why
     (failed,) = (event for event in stream.heard if event["name"].endswith("rallypoint.join failed"))
-    assert (failed["run_id"], failed["node_state"]) == ("run", "FAILED")
-    assert "was not joined within" in failed["message"]
+    assert (failed["run_id"], failed["node_state"]) == (lonely.get_run_id(), "FAILED")
+    assert failed["message"] == recorded.why
+
+
+def test_a_handler_on_a_backend_of_ones_own_records_a_failed_join(stream: Listening) -> None:
+    store, ours = dist.HashStore(), list[events.Event]()
+    handler = create_handler(store, C10dRendezvousBackend(store, "run"), params("c10d", ""))
+    with events.subscribe(ours.append):
+        fail_to_join(handler)
+    handler.shutdown()
+    for kinds in (
+        [event.kind for event in ours],
+        [event["name"].partition("rallypoint.")[2] for event in stream.heard],
+    ):
+        assert kinds.count("join failed") == 1
 
 
 def test_the_first_backend_of_a_program_is_in_torchs_stream(stream: Listening, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class C10dRendezvousBackend(C10dDocument, RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """The backend and its store, as the parameters ask for them: torch's own stores where torch is installed."""
     with_torch, served = stores_c10d.has_torch(), None
-    with _failures_recorded("backend failed", params):
+    with _failures_recorded("backend failed", params.run_id, params.backend):
         options = own_options(params, OPTIONS)
         if options[STORE_TYPE] == "file":
             path = (params.endpoint or "").strip() or _private_file()

@@ -249,7 +249,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
 @in_torch_words_too
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler as the parameters ask for it; options of others in their configuration are left alone."""
-    with _failures_recorded("handler failed", params):
+    with _failures_recorded("handler failed", params.run_id, params.backend):
         options = own_options(params, OPTIONS)
         timeouts = (timedelta(seconds=options[option]) for option in (*TIMEOUTS, membership.HEARTBEAT_TIMEOUT))
         settings = _settings(

@@ -188,13 +188,14 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
     @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
-        while True:
-            version, rank, size = self._rendezvous.rendezvous_barrier()
-            store = self._rendezvous.setup_kv_store(version)
-            info = self._meet(rank, store)
-            if info is not None:
-                events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
-                return RendezvousInfo(store, rank, size, info)
+        with _failures_recorded("join failed", self.get_run_id(), BACKEND):
+            while True:
+                version, rank, size = self._rendezvous.rendezvous_barrier()
+                store = self._rendezvous.setup_kv_store(version)
+                info = self._meet(rank, store)
+                if info is not None:
+                    events.record("sealed", self.get_run_id(), f"version {version} is final", rank=rank, size=size)
+                    return RendezvousInfo(store, rank, size, info)
 
     @in_torch_words_too
     def is_closed(self) -> bool:
@@ -254,7 +255,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     if "://" in (params.endpoint or ""):
         params = parameters_from_url(params.endpoint, params)
-    with _failures_recorded("backend failed", params):
+    with _failures_recorded("backend failed", params.run_id, params.backend):
         options = read_options(BACKEND, params.config, OPTIONS, lenient=True)
         client = make_client(
             parse_endpoints(params.endpoint, DEFAULT_PORT),

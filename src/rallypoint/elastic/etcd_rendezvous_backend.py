@@ -53,7 +53,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     """
     from rallypoint.elastic.etcd_store import EtcdStore  # brings torch, where that is installed
 
-    with _failures_recorded("backend failed", params):
+    with _failures_recorded("backend failed", params.run_id, params.backend):
         options = own_options(params, OPTIONS)
         client = client_with(options, parse_endpoints(params.endpoint, DEFAULT_PORT), options[READ_TIMEOUT])
         connect(client, options[READ_TIMEOUT], f"etcd at {params.endpoint or 'localhost'}")

@@ -10,7 +10,7 @@ from rallypoint.backends.c10d_stores import serve_tcp_store, use_tcp_store
 from rallypoint.backends.options import number, read_options, seconds
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.lazy_names import lazy_names
-from rallypoint.elastic.utils import _part_of, parse_rendezvous_endpoint
+from rallypoint.elastic.utils import _failures_recorded, _part_of, parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.stores.errors import StoreError
 from rallypoint.torch_bridge import presence, stores_c10d
@@ -54,7 +54,8 @@ class StaticTCPRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """This node's place, which is as it was given; waits for the store only."""
         if self._store is None:
-            self._store = self._open()
+            with _failures_recorded("join failed", self.run_id, BACKEND):
+                self._store = self._open()
         info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(_part_of(self._store, self.run_id), self.rank, self.world_size, info)
 

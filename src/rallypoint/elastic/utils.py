@@ -19,8 +19,6 @@ from rallypoint.torch_bridge.stores_c10d import is_torch_store, prefix_store
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from rallypoint.elastic.api import RendezvousParameters
-
 __all__ = ["parse_rendezvous_endpoint"]
 
 log = logging.getLogger(__name__)
@@ -80,13 +78,13 @@ def _part_of(store: Any, prefix: str) -> Any:
 
 
 @contextmanager
-def _failures_recorded(kind: str, params: RendezvousParameters) -> Iterator[None]:
+def _failures_recorded(kind: str, run_id: str, backend: str) -> Iterator[None]:
     """Record an event where something fails inside, for torch's stream as well."""
     presence.share_events()
     try:
         yield
     except Exception as exc:
-        events.record(kind, params.run_id, f"{type(exc).__name__}: {exc}", backend=params.backend)
+        events.record(kind, run_id, f"{type(exc).__name__}: {exc}", backend=backend)
         raise
 
 
