@@ -99,11 +99,23 @@ DIFFERENCES: dict[str, Difference] = {
         "a private temporary file, as without one",
         "nobody means that",
     ),
+    "missing folder": Difference(
+        "`store_type=file` with a path whose folder does not exist",
+        "waits for the folder; after 300 s `RendezvousConnectionError`",
+        "`RendezvousError` at once, which names the folder",
+        "it is nearly always a typing error, and a job should not stand still for five minutes over one",
+    ),
     "nameless machine": Difference(
         "`c10d` where this machine's own name cannot be looked up",
         "`socket.gaierror`",
         "goes on: whether the endpoint is this machine is asked of the kernel",
         "a missing line in `/etc/hosts` is no reason to stay away",
+    ),
+    "empty prefix": Difference(
+        "the option `etcd_prefix` of the backend `etcd`, given as an empty text",
+        "runs lie in etcd's root directory",
+        "as not given: `/torchelastic/p2p`; `/` is the root directory",
+        "an empty value means that nothing was given, as with the certificates",
     ),
     "static rank": Difference(
         "`static` with a rank outside the world",

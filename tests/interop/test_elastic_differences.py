@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import socket
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from tests.interop.differences import DIFFERENCES, END, START, table
 from tests.interop.libraries import STALLS, Library, Meeting
 from tests.support.etcd_servers import shared
 from tests.support.node_processes import free_port
+from tests.support.remote_stores import start_process
 from tests.support.waiting import PATIENCE_S, until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
@@ -217,6 +222,45 @@ def test_a_blank_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(paths[1]).unlink()
 
 
+def make_file_backend(name: str, path: str, pipe: Connection) -> None:
+    """Make a backend on a file, and send what came of it."""
+    library = Library(name)
+    params = library.params("c10d", path, store_type="file")
+    pipe.send("begins")
+    pipe.send(fails(lambda: library.c10d_rendezvous_backend.create_backend(params)))
+
+
+def begin_file_backend(name: str, path: Path) -> Connection:
+    """Have it made in a process of its own, which has begun when this returns: torch's cannot be interrupted."""
+    ours, theirs = multiprocessing.Pipe()
+    start_process(make_file_backend, name, str(path), theirs)
+    theirs.close()
+    assert ours.recv() == "begins"
+    return ours
+
+
+@shows("missing folder")
+def test_a_missing_folder(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "store"
+    theirs = begin_file_backend("torch", path)
+    ours = begin_file_backend("rallypoint", path)
+    assert ours.poll(PATIENCE_S), "ours does not wait for it"
+    assert ours.recv() == "RendezvousError"
+    assert not theirs.poll(1), "torch waits for the folder"
+    path.parent.mkdir()
+    assert theirs.poll(PATIENCE_S)
+    assert theirs.recv() == ""
+
+
+@pytest.mark.soak
+def test_a_missing_folder_is_waited_for_by_torch_for_five_minutes(tmp_path: Path) -> None:
+    began = time.monotonic()
+    theirs = begin_file_backend("torch", tmp_path / "missing" / "store")
+    assert theirs.poll(300 + PATIENCE_S)
+    assert theirs.recv() == "RendezvousConnectionError"
+    assert time.monotonic() - began > 290
+
+
 @shows("nameless machine")
 def test_a_machine_whose_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "no.such.name.invalid")
@@ -240,6 +284,20 @@ def test_a_phase_that_is_overridden_is_called_by_both() -> None:
         outcomes.append(node.rendezvous_barrier())
         node.client.delete(node.get_path(""), recursive=True)
     assert outcomes == [("mine", 7, 8)] * 2
+
+
+@shows("empty prefix")
+@pytest.mark.filterwarnings("ignore:Exception in thread .*lease_worker:pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_empty_prefix() -> None:
+    client = shared("3.5").client()
+    for name, empty in (("torch", ""), ("rallypoint", "/torchelastic/p2p")):
+        library = Library(name)
+        for prefix, folder in (("", empty), ("/", ""), ("/mine", "/mine")):
+            run_id = f"prefix-{uuid.uuid4().hex}"
+            library.etcd_rendezvous.create_rdzv_handler(
+                library.params("etcd", shared("3.5").endpoint, run_id=run_id, etcd_prefix=prefix)
+            )
+            assert client.delete(f"{folder}/run_{run_id}", recursive=True).action == "delete", (name, prefix)
 
 
 @shows("static rank")
