@@ -55,6 +55,12 @@ def test_the_time_out_is_ten_minutes_unless_given() -> None:
     assert create_rdzv_handler(params(rank="1", timeout="7")).timeout == timedelta(seconds=7)
 
 
+def test_an_option_that_nobody_knows_is_warned_of_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    handler = create_rdzv_handler(params(rank=0, is_host=True, tiemout=7))
+    assert handler.timeout == timedelta(seconds=600)
+    assert caplog.messages == ["The backend 'static' has no option 'tiemout', and ignores it. Did you mean 'timeout'?"]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
