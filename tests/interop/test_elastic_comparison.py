@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass, is_dataclass, make_dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,48 @@ def test_an_info_is_read_only(library: Library) -> None:
     assert (info.store, info.rank, info.world_size, info.bootstrap_store_info) == ("store", 1, 3, None)
     with pytest.raises(AttributeError):
         info.rank = 2
+
+
+def test_an_info_is_no_dataclass_but_may_be_part_of_one(library: Library) -> None:
+    info = library.api.RendezvousInfo(None, 1, 3, library.api.RendezvousStoreInfo("node0", 1))
+    assert not is_dataclass(info)
+    with pytest.raises(TypeError):
+        asdict(info)
+    assert vars(info) == {
+        "_store": None,
+        "_rank": 1,
+        "_world_size": 3,
+        "_bootstrap_store_info": library.api.RendezvousStoreInfo("node0", 1),
+    }
+    place = asdict(make_dataclass("Job", ["place"])(info))["place"]
+    assert type(place) is library.api.RendezvousInfo
+    assert vars(place) == vars(info)
+
+
+def test_an_info_can_be_subclassed(library: Library) -> None:
+    @dataclass
+    class Labelled(library.api.RendezvousInfo):  # type: ignore[misc,name-defined]
+        label: str
+
+        def __post_init__(self) -> None:
+            super().__init__(None, 1, 3, None)
+
+    info = Labelled("first")
+    assert (info.rank, info.world_size, asdict(info)) == (1, 3, {"label": "first"})
+    assert vars(info).keys() == {"label", "_store", "_rank", "_world_size", "_bootstrap_store_info"}
+
+
+def test_a_store_info_is_a_dataclass_and_can_be_subclassed(library: Library) -> None:
+    @dataclass
+    class Labelled(library.api.RendezvousStoreInfo):  # type: ignore[misc,name-defined]
+        label: str = "none"
+
+    address = {"master_addr": "node0", "master_port": 1}
+    info = library.api.RendezvousStoreInfo("node0", 1)
+    assert asdict(info) == vars(info) == address
+    labelled = Labelled("node0", 1, label="first")
+    assert asdict(labelled) == vars(labelled) == {**address, "label": "first"}
+    assert (labelled.MASTER_ADDR_KEY, labelled.MASTER_PORT_KEY) == ("MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", None])

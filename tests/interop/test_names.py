@@ -5,6 +5,7 @@ The steps of the older etcd protocol are taken one by one in both libraries, for
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,11 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+
+
+def test_every_public_module_of_torchs_is_compared() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(Library("torch").root.__path__)}
+    assert set(MODULES) == {name for name in modules if not name.startswith("_")}
 
 
 def test_each_difference_has_its_reason() -> None:
