@@ -1,77 +1,54 @@
-"""Torch's own agent on our c10d backend, three of them with one, one and two workers: every run gives its sum, none hangs."""
+"""Torch's own agent on our c10d backend, three of them with two, one and one workers: every run gives its sum, none hangs."""
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
-from multiprocessing.connection import Connection
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.support.node_processes import free_port
 from tests.support.remote_stores import start_process
+from tests.torchrun.local_agents import LocalAgents, sum_ranks
 
 WORKERS = (2, 1, 1)
 SUM = sum(range(sum(WORKERS)))
-# A run takes a few seconds; on a busy machine a multiple of that.  Where it hangs, the stacks are printed.
-HANGS_S = 180
 
 
-def all_reduce() -> int:
-    """What every worker does: the sum of all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group(backend="gloo")
-    mine = torch.tensor(dist.get_rank())
-    dist.all_reduce(mine)
-    dist.destroy_process_group()
-    return int(mine.item())
+def spin() -> None:
+    """Keep a core busy until this process is killed, or whoever started it is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        sum(range(100_000))
 
 
-def run_agent(port: int, run_id: str, number: int, pipe: Connection) -> None:
-    """One agent, as torch's own tests make them."""
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-
-    from rallypoint.elastic.api import RendezvousParameters
-    from rallypoint.elastic.registry import get_rendezvous_handler
-
-    faulthandler.dump_traceback_later(HANGS_S - 10, exit=False)
-    parameters = RendezvousParameters(
-        "c10d", f"127.0.0.1:{port}", run_id, len(WORKERS), len(WORKERS), is_host=number == 0, local_addr="127.0.0.1"
-    )
-    handler: Any = get_rendezvous_handler(parameters)
-    spec = WorkerSpec(
-        role="sum", local_world_size=WORKERS[number], entrypoint=all_reduce, rdzv_handler=handler, monitor_interval=0.1
-    )
-    result = LocalElasticAgent(spec, logs_specs=DefaultLogsSpecs(), start_method="spawn").run()
-    pipe.send((result.is_failed(), dict(result.return_values)))
-    handler.shutdown()
+@contextmanager
+def load() -> Iterator[None]:
+    """As many busy processes as there are cores, so that the agents get half of the machine at most."""
+    busy = [start_process(spin) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+        assert all(process.is_alive() for process in busy)
+    finally:
+        for process in busy:
+            process.kill()
+            process.join()
 
 
-@pytest.mark.parametrize("runs", [2, pytest.param(200, marks=pytest.mark.soak)])
-def test_agents_with_unequal_numbers_of_workers_sum_their_ranks(runs: int) -> None:
-    for run in range(runs):
-        port, pipes, agents = free_port(), [], []
-        for number in range(len(WORKERS)):
-            ours, theirs = multiprocessing.Pipe()
-            agents.append(start_process(run_agent, port, f"unequal-{run}", number, theirs, daemon=False))
-            theirs.close()
-            pipes.append(ours)
-        try:
-            answers: dict[int, int] = {}
-            for number, pipe in enumerate(pipes):
-                assert pipe.poll(HANGS_S), f"run {run}: agent {number} gives no result"
-                failed, values = pipe.recv()
-                assert not failed
-                answers |= values
-            assert answers == dict.fromkeys(range(sum(WORKERS)), SUM)
-            for agent in agents:
-                agent.join(HANGS_S)
-                assert agent.exitcode == 0
-        finally:
-            for agent in agents:
-                agent.kill()
+def run_and_sum(number: int) -> None:
+    with LocalAgents("c10d", len(WORKERS), len(WORKERS)) as agents:
+        for workers in WORKERS:
+            agents.start(sum_ranks, workers=workers)
+        assert agents.results() == dict.fromkeys(range(sum(WORKERS)), SUM), f"run {number}"
+
+
+def test_agents_with_unequal_numbers_of_workers_sum_their_ranks() -> None:
+    for number in range(2):
+        run_and_sum(number)
+
+
+@pytest.mark.soak
+def test_none_of_200_runs_hangs_on_a_busy_machine() -> None:
+    with load():
+        for number in range(200):
+            run_and_sum(number)
