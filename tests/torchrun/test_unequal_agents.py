@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ SUM = sum(range(sum(WORKERS)))
 
 
 def spin() -> None:
-    """Keep a core busy until this process is killed, or whoever started it is gone."""
-    parent = os.getppid()
-    while os.getppid() == parent:
+    """Keep a core busy until this process is killed, or the one of the test is gone."""
+    test = multiprocessing.parent_process()
+    assert test is not None
+    while test.is_alive():
         sum(range(100_000))
 
 
