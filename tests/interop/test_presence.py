@@ -35,7 +35,8 @@ def lonely(request: pytest.FixtureRequest) -> Iterator[elastic.RendezvousHandler
     """A handler of each backend, whose join fails soon: nobody else comes."""
     backend, run_id = request.param, f"presence-{uuid.uuid4().hex}"
     endpoint = shared().endpoint if backend.startswith("etcd") else f"127.0.0.1:{free_port()}"
-    config: dict[str, Any] = {"static": {"rank": 1, "timeout": 1}, "etcd": {"timeout": 1}}.get(backend, {})
+    # The older backend must also find its etcd within that time.
+    config: dict[str, Any] = {"static": {"rank": 1, "timeout": 1}, "etcd": {"timeout": 3}}.get(backend, {})
     handler = elastic.get_rendezvous_handler(params(backend, endpoint, run_id, **config))
     yield handler
     handler.shutdown()
