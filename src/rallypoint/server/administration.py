@@ -23,6 +23,9 @@ from rallypoint.tokens import AccessRole
 
 T = TypeVar("T")
 
+ORDERS = (AskClose, AskEvict, AskLift)
+"""What changes a run; everything else only asks."""
+
 PEERS_PAGE_BYTES, ADMIN_PAGE_BYTES = 48 * 1024, 256 * 1024
 """What a page of nodes may take, so that its message is not larger than a node, or an administrator, reads."""
 
@@ -46,7 +49,7 @@ def refusal(ask: Ask, hello: protocol.Hello | None) -> Done | None:
     if isinstance(ask, protocol.AskVerdict):
         return Done(ask.number, False, "only a node reports how its workers failed")
     is_limited = hello.role is AccessRole.VIEWER or (hello.run_id and hello.role is not AccessRole.ADMIN)
-    if is_limited and isinstance(ask, (AskClose, AskEvict, AskLift)):
+    if is_limited and isinstance(ask, ORDERS):
         return Done(ask.number, False, "a viewer looks at runs and changes none: this takes an admin's token")
     if (
         hello.run_id

@@ -346,9 +346,7 @@ class Coordinator:
         (run_id, node_id), caller = known.key, known.number
         known.questions += 1
         if known.questions > self.limits.questions:
-            self._turn_away(
-                caller, f"more than {self.limits.questions} questions were asked at once", effects, final=True
-            )
+            self._turn_away(caller, "too many questions were asked at once", effects, final=True)
             return
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
@@ -356,9 +354,7 @@ class Coordinator:
         answer: protocol.Answer | None = administration.refusal(ask, known.hello)
         if answer is None and isinstance(ask, protocol.AskVerdict) and node_id:
             answer = self._verdicts.answer(ask, known.key, self._run(known), self._nodes, now)
-        elif (
-            answer is None and isinstance(ask, (protocol.AskClose, protocol.AskEvict, protocol.AskLift)) and not node_id
-        ):
+        elif answer is None and not node_id and isinstance(ask, administration.ORDERS):
             order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
             if isinstance(order, administration.Order):  # the answer follows the record
                 taken = RunInput(order.change, None, caller, ask.number, order.answer)
