@@ -4,6 +4,7 @@
 #   PYTHON   the interpreter the environment is made from       make check PYTHON=python3.12
 #   SEEDS    the seeds to simulate, first:end                   make simulate SEEDS=0:200000
 #   BEFORE   a commit to measure beside the working tree        make bench BEFORE=9ef17f0
+#   MINUTES  how long to fuzz                                  make fuzz MINUTES=60
 #   WORKERS  how many tests run at a time (see below)           make test WORKERS=3
 #
 # With BEFORE, `make bench` runs only that comparison: it checks the commit out under build/ for as long as it lasts,
@@ -11,6 +12,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 0:10000
+MINUTES ?= 5
 LONG_SEEDS ?= 10000:100000
 # Most tests wait for others more than they compute, and the simulation takes one worker for as long as it lasts.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
@@ -33,7 +35,7 @@ BENCH := $(VENV)/.stamp-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-core test-server test-location test-stores test-torch test-etcd test-all soak simulate bench release format clean
+.PHONY: help demo check test test-core test-server test-location test-stores test-torch test-etcd test-all soak fuzz simulate bench release format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +79,11 @@ soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the s
 	$(BIN)/python -m simulation run --seeds $(LONG_SEEDS)
 	$(PYTEST_N) -m soak
 
+fuzz: $(TEST) ## fuzz everything that reads bytes of strangers, for MINUTES in all
+	for target in server messages records store endpoint; do \
+	  $(BIN)/python -m fuzz $$target --seconds $$(expr $(MINUTES) \* 12) || exit 1; \
+	done
+
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m simulation run --seeds $(SEEDS)
 
@@ -92,7 +99,7 @@ format: $(DEV) ## format and repair what can be repaired
 
 clean: ## remove the environment, the caches and the builds
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src simulation tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src simulation fuzz tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Debian keeps the part of Python that sets up environments (ensurepip) in a package of its own.
 $(CREATED):

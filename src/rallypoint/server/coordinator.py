@@ -93,7 +93,8 @@ class Coordinator:
         known = self._connections.get(caller)
         if known is None:
             return effects
-        if known.frame == data and known.reader.is_between_frames and self._run(known) is known.run is not None:
+        is_same = known.run is not None and known.frame == data and known.reader.is_between_frames
+        if is_same and self._run(known) is known.run:
             # What it said last, about a run that has not changed since: a heartbeat, and nothing to decide.
             self.messages["received"] += 1
             self._beat(known, now)
