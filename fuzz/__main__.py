@@ -27,37 +27,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("target", choices=NAMES)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--runs", type=int, help="so many inputs instead, the same ones every time")
     parser.add_argument("--blind", action="store_true", help="without atheris, also where it is installed")
     options = parser.parse_args()
     if options.blind or find_spec("atheris") is None:
-        return _blind(options.target, options.seconds)
-    return _guided(options.target, options.seconds)
+        return _blind(options.target, options.seconds, options.runs)
+    return _guided(options.target, options.seconds, options.runs)
 
 
-def _guided(name: str, seconds: int) -> int:
+def _guided(name: str, seconds: int, runs: int | None) -> int:
     import atheris
 
     with atheris.instrument_imports(include=["rallypoint"]):
         from fuzz.targets import TARGETS
     with tempfile.TemporaryDirectory() as found:
-        limits = [
-            f"-max_total_time={seconds}",
-            f"-max_len={LONGEST}",
-            "-print_final_stats=1",
-            f"-artifact_prefix={FOUND}",
-        ]
+        length = [f"-max_total_time={seconds}"] if runs is None else [f"-runs={runs}", "-seed=22"]
+        limits = [*length, f"-max_len={LONGEST}", "-print_final_stats=1", f"-artifact_prefix={FOUND}"]
         atheris.Setup([sys.argv[0], found, str(CORPUS / name), *limits], TARGETS[name])
         atheris.Fuzz()  # it ends the process
     return 0
 
 
-def _blind(name: str, seconds: int) -> int:
+def _blind(name: str, seconds: int, runs: int | None) -> int:
     from fuzz.targets import TARGETS
 
     target, chance = TARGETS[name], random.Random(0)
     corpus = [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
     count, until = 0, time.monotonic() + seconds
-    while time.monotonic() < until:
+    while count < runs if runs is not None else time.monotonic() < until:
         data = _changed(chance.choice(corpus), corpus, chance)
         try:
             target(data)

@@ -1,4 +1,4 @@
-"""Everything that reads bytes of strangers is fuzzed for a minute in all; `make fuzz` does it for longer."""
+"""Everything that reads bytes of strangers is fuzzed for about a minute, always alike; `make fuzz` searches for longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzz.__main__ import CORPUS, NAMES
 from fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60 // len(NAMES)
+RUNS = {"server": 20_000, "messages": 600_000, "records": 900_000, "store": 40_000, "endpoint": 500_000}
 
 
 def test_every_target_has_a_corpus() -> None:
@@ -23,12 +23,12 @@ def test_every_target_has_a_corpus() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_found(name: str) -> None:
-    command = [sys.executable, "-m", "fuzz", name, "--seconds", str(SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=10 * SECONDS, check=False)
+    command = [sys.executable, "-m", "fuzz", name, "--runs", str(RUNS[name])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     assert executed is not None
-    assert int(executed[1]) > 100, "it hardly ran"
+    assert int(executed[1]) >= RUNS[name]
 
 
 def test_a_find_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ _ETCD = ROOT / "tests" / "support" / "etcd_servers.py"
 _TORCHRUN = ROOT / "tests" / "torchrun"
 """Its tests run torchrun, and import nothing of it."""
 _CHECK = (ROOT / "tests" / "core", ROOT / "tests" / "project")
-_BEYOND_CHECK = {"test_layers.py", "test_pains.py"}
-"""The one copies the tree dozens of times; the other collects tests, which takes what only `make test` installs."""
+_BEYOND_CHECK = {"test_fuzz.py", "test_layers.py", "test_pains.py"}
+"""One takes a minute, one copies the tree dozens of times, one collects tests, which takes what only `make test` installs."""
 _STARTING_PROCESSES = {"multiprocessing", "subprocess"}
 
 
