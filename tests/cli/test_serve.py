@@ -1,6 +1,7 @@
 """`rallypoint serve`: it binds what it is told, says so, remembers, and ends when asked."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -149,7 +150,8 @@ def test_a_stranger_harms_nobody(endpoint: str) -> None:
 
 def test_a_log_that_nobody_reads_does_not_hold_the_server_up() -> None:
     command = [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline().rpartition(":")[2])
         for _ in range(1500):  # a pipe holds 64 KiB, about 700 of these lines

@@ -13,7 +13,7 @@ from rallypoint.core.model import Phase
 from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import Fenced
 from rallypoint.messages.requests import Announced, Joined, Seat, Standing
-from rallypoint.messages.types import MOST_ROUNDS, Bounds, Settings
+from rallypoint.messages.types import MOST_ROUNDS, MOST_SEEN, Bounds, Settings
 from tests.support.run_driver import RunDriver, member
 
 HOLD_S = 7.0
@@ -48,18 +48,32 @@ def test_no_node_makes_a_server_wait_for_longer_than_a_month(name: str) -> None:
         protocol.read(protocol.frame(said)[4:], protocol.FROM_NODE)
 
 
-@pytest.mark.parametrize("round_seen", [2**31, MOST_ROUNDS, 2**53])
-def test_rounds_that_never_were_do_not_make_the_next_ones_unspeakable(round_seen: int) -> None:
+@pytest.mark.parametrize("round_", [2**31, MOST_SEEN, MOST_ROUNDS, 2**53])
+@pytest.mark.parametrize("lie", ["seen", "seat"])
+def test_rounds_that_never_were_do_not_make_the_next_ones_unspeakable(lie: str, round_: int) -> None:
     driver = RunDriver(2)
-    driver.take(Joined(member("liar"), driver.bounds, driver.settings, round_seen=round_seen))
-    driver.join("a")
-    assert driver.ranked == ["a", "liar"]
-    said = Announced(
-        member("a"), driver.bounds, Standing.HOLDS, incarnation=driver.run.incarnation, seat=driver.seat("a")
-    )
-    protocol.read(protocol.frame(said)[4:], protocol.FROM_NODE)
-    driver.take(said)
-    assert driver.ranked == ["a", "liar"]
+    if lie == "seen":
+        driver.take(Joined(member("liar"), driver.bounds, driver.settings, round_seen=min(round_, MOST_SEEN)))
+    else:
+        driver.take(Joined(member("liar"), driver.bounds, driver.settings, "other", Seat(round_, "s", 2, 0)))
+    driver.join("a", "b")
+    assert {"a", "b"} & set(driver.ranked)
+    told = [
+        Announced(member(i), driver.bounds, Standing.HOLDS, incarnation=driver.run.incarnation, seat=driver.seat(i))
+        for i in driver.ranked
+    ]
+    # The server starts anew, and the members of the world are believed.
+    driver.run = recovery.blank("run", driver.now, driver.now, HOLD_S)
+    for said in told:
+        assert protocol.read(protocol.frame(said)[4:], protocol.FROM_NODE) == said
+        driver.take(said)
+    assert driver.run.current is not None
+
+
+def test_a_round_seen_that_cannot_be_is_refused() -> None:
+    said = Joined(member("liar"), Bounds(1, 1), round_seen=MOST_SEEN + 1)
+    with pytest.raises(RendezvousStateError, match="round_seen"):
+        protocol.read(protocol.frame(said)[4:], protocol.FROM_NODE)
 
 
 def test_a_seat_in_a_round_that_cannot_be_is_fenced() -> None:

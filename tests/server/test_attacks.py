@@ -10,8 +10,8 @@ import pytest
 from rallypoint import protocol
 from rallypoint.client.identity import process_token, this_node
 from rallypoint.core.model import Phase
-from rallypoint.messages.requests import Joined
-from rallypoint.messages.types import Bounds, Node, Settings
+from rallypoint.messages.requests import Announced, Joined, Left, Seat, Standing
+from rallypoint.messages.types import Bounds, Node, Reason, Settings
 from rallypoint.server.admission import ServerLimits
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
@@ -74,15 +74,35 @@ def test_an_exception_in_one_run_closes_it_and_no_other(caplog: pytest.LogCaptur
     assert "whole" not in runs.known, "its silent node is lost, and nobody is left in it"
 
 
-def test_a_node_id_and_a_large_number_lock_nobody_out() -> None:
+@pytest.mark.parametrize("number", [0, 1, 2, 2**31])
+def test_a_stranger_with_the_id_of_a_node_does_it_no_harm(number: int) -> None:
     server = Server()
     server.connect(1, "a")
     server.join(1, "a")
-    server.connect(2, "a", connection=2**31, process="another")
+    server.connect(2, "a", connection=number, process="another")
     assert server.hung_up == [2]
     assert server.coordinator.knows(1)
+    server.wait(2.0)
+    assert server.coordinator.runs.known["r"].run.current is not None, "it is not taken for lost"
     server.connect(3, "a", connection=2)
     assert server.hung_up == [2, 1], "its own newer connection still replaces it"
+
+
+def test_a_run_that_failed_while_it_recovered_ends_as_others_do() -> None:
+    server = Server()
+    server.coordinator.runs.fixed_hold_s = 5.0
+    server.connect(1, "a")
+    seat = Seat(4, "s4", 2, 0)
+    node = Node(id="a", name="a", address="127.0.0.1")
+    server.say(1, Announced(node, Bounds(2, 2), Standing.HOLDS, incarnation="old", seat=seat))
+    runs = server.coordinator.runs
+    for _ in range(2):
+        for _ in runs.take("r", RunInput(lambda *_: 1 / 0), server.now):  # type: ignore[arg-type]
+            pass
+    server.done(server.coordinator.ended(1, server.now))
+    server.wait(70.0)
+    assert runs.faults == 2, "it does not fail again and again"
+    assert "r" not in runs.known, "it is forgotten in the end"
 
 
 def test_what_everybody_sees_of_a_node_does_not_tell_its_process() -> None:
@@ -115,6 +135,15 @@ def test_a_caller_that_says_hello_and_nothing_more_is_hung_up_on(node_id: str) -
     server.wait(2.0)
     assert not server.coordinator.knows(1)
     assert not server.goodbye(1).final
+
+
+def test_a_node_that_has_left_is_idle() -> None:
+    server = Server(idle_s=10.0)
+    server.connect(1, "a")
+    server.join(1, "a", 2, 2)
+    server.say(1, Left("a", Reason.WITHDREW))
+    server.wait(11.0)
+    assert not server.coordinator.knows(1)
 
 
 def test_a_node_that_takes_part_is_not_idle_until_it_is_lost() -> None:

@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from rallypoint.messages.types import MOST_NODES
+
 T = TypeVar("T")
 Default = TypeVar("Default")
 
@@ -221,3 +223,5 @@ def check_bounds(min_nodes: int, max_nodes: int) -> None:
         raise ValueError(
             f"max_nodes is {max_nodes}, less than min_nodes, which is {min_nodes}: raise the one or lower the other."
         )
+    if max_nodes > MOST_NODES:
+        raise ValueError(f"max_nodes is {max_nodes}, but a run has at most {MOST_NODES} nodes.")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
 import queue
 import threading
+from contextlib import suppress
 
 from rallypoint.cli.output import printable
 
-WAITING_LINES = 1000
+WAITING_LINES = 10_000
 LAST_LINES_S = 1.0
 """How long the last lines may take to be read when the server ends."""
 
@@ -30,8 +32,7 @@ class StderrLog(logging.handlers.QueueHandler):
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING_LINES)
         super().__init__(self._lines)
         self._dropped = 0
-        self._stream = logging.StreamHandler()
-        self._stream.setFormatter(_Lines())
+        self._format = _Lines().format
         self._writer = threading.Thread(target=self._write, name="rallypoint-log", daemon=True)
         self._writer.start()
 
@@ -58,8 +59,12 @@ class StderrLog(logging.handlers.QueueHandler):
         self._writer.join(LAST_LINES_S)
 
     def _write(self) -> None:
+        # Not through sys.stderr: its lock, held by a write that nobody reads, would keep the process from ending.
         while (record := self._lines.get()) is not None:
-            self._stream.emit(record)
+            line = f"{self._format(record)}\n".encode(errors="backslashreplace")
+            with suppress(OSError):
+                while line:
+                    line = line[os.write(2, line) :]
 
 
 def _lines_lost(count: int) -> logging.LogRecord:

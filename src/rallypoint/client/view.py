@@ -12,7 +12,7 @@ import msgspec
 from rallypoint.messages import notices
 from rallypoint.messages.notices import KeepWaiting, NodeNotice, Placed, RunClosed, StandBy
 from rallypoint.messages.requests import Announced, Joined, Left, Seat, Standing
-from rallypoint.messages.types import Bounds, Ending, Node, Reason, Settings
+from rallypoint.messages.types import MOST_SEEN, Bounds, Ending, Node, Reason, Settings
 
 
 class State(enum.Enum):
@@ -153,7 +153,11 @@ def _placed(view: View, said: Placed) -> View:
         return view
     if view.world is not None and (said.incarnation != view.incarnation or said.round <= view.world.round):
         return view
-    place = {"incarnation": said.incarnation, "world": said, "round_seen": max(view.round_seen, said.round)}
+    place = {
+        "incarnation": said.incarnation,
+        "world": said,
+        "round_seen": max(view.round_seen, min(said.round, MOST_SEEN)),
+    }
     unset = {"waiting": 0, "stood_by": False, "deadline": None, "was_paused": False}
     return _change(view, state=State.HOLDS, why=said.remark, **place, **unset)
 
@@ -162,7 +166,9 @@ def _told_to_wait(view: View, said: KeepWaiting | StandBy) -> View:
     if view.state not in _ASKING:
         return view
     incarnation = said.incarnation if view.world is None else view.incarnation
-    told = _change(view, incarnation=incarnation, round_seen=max(view.round_seen, said.round), why=said.why)
+    told = _change(
+        view, incarnation=incarnation, round_seen=max(view.round_seen, min(said.round, MOST_SEEN)), why=said.why
+    )
     return _change(told, state=State.SPARE, stood_by=True, deadline=None) if isinstance(said, StandBy) else told
 
 

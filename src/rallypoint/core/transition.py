@@ -14,7 +14,7 @@ from rallypoint.core.events import Event, Evicted, EvictionLifted, Lost
 from rallypoint.core.model import Phase, Run, WaitingNode, find_waiter
 from rallypoint.messages.notices import Broken, Fenced, KeepWaiting, Refused, RunClosed, StandBy, WaitingCount
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Standing
-from rallypoint.messages.types import MOST_ROUNDS, Role
+from rallypoint.messages.types import MOST_ROUNDS, MOST_SEEN, Role
 from rallypoint.ranking import POLICIES, Policies
 
 TELL_INTERVAL_S = 1.0
@@ -92,7 +92,7 @@ def _hear(run: Run, event: Event, now: float, mint: str) -> Step:
 
 def _hear_node(run: Run, said: Joined | Announced, now: float, mint: str) -> Step:
     spoken_of = max(said.round_seen, said.seat.round if said.seat else 0)
-    if run.round < spoken_of <= MOST_ROUNDS:
+    if run.round < spoken_of <= (MOST_ROUNDS if run.phase is Phase.RECOVERING else MOST_SEEN):
         run = change(run, round=spoken_of)  # the next round is above all that nodes ever spoke of (rule 14)
     outsider = _answer_outsider(run, said, now)
     if outsider is not None:

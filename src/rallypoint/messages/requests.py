@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from rallypoint.messages.types import Bounds, Count, Ending, Name, Node, Reason, Round, Settings, Size, Token, Why
+from rallypoint.messages.types import Bounds, Count, Ending, Name, Node, Reason, Round, Seen, Settings, Size, Token, Why
 
 
 class Standing(enum.Enum):
@@ -49,7 +49,7 @@ class Joined(msgspec.Struct, frozen=True, tag="join", omit_defaults=True):
     settings: Settings = Settings()
     incarnation: Token = ""
     seat: Seat | None = None
-    round_seen: Round = 0
+    round_seen: Seen = 0
 
 
 class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True):
@@ -65,7 +65,7 @@ class Announced(msgspec.Struct, frozen=True, tag="announce", omit_defaults=True)
     settings: Settings = Settings()
     incarnation: Token = ""
     seat: Seat | None = None
-    round_seen: Round = 0
+    round_seen: Seen = 0
     waiting: Count = 0
     ending: Ending = Ending.FAILED
     why: Why = ""

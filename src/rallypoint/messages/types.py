@@ -22,9 +22,12 @@ Why = Annotated[str, Meta(max_length=1024)]
 Count = Annotated[int, Meta(ge=0, le=2**31)]
 Round = Annotated[int, Meta(ge=0, le=2**53)]
 Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
-MOST_ROUNDS = 2**52
-"""The highest round that a server believes in: the ones that follow it can still be written."""
-Size = Annotated[int, Meta(ge=1, le=100_000)]
+MOST_SEEN, MOST_ROUNDS = 2**32, 2**52
+"""The highest round that a node may have heard of, and the highest of a world that a server believes in: what a liar says
+leaves room for the rounds that follow."""
+Seen = Annotated[int, Meta(ge=0, le=MOST_SEEN)]
+MOST_NODES = 100_000
+Size = Annotated[int, Meta(ge=1, le=MOST_NODES)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 # What a node may ask a server to keep in mind for it is bounded: minutes for what no option sets, an hour, a month.
 LONGEST_SILENCE_S, LONGEST_WAIT_S = 3600.0, 30 * 86400.0

@@ -72,8 +72,8 @@ def answer(
         return Done(ask.number, False, "a node does not administer its run")
     if isinstance(ask, protocol.AskRuns):
         names = sorted(known) if not run_id else [name for name in known if name == run_id]
-        lines = (line_of(known[name].run, known[name].time(now)) for name in names[:PAGE_SIZE])
-        return protocol.Runs(ask.number, len(names), tuple(lines))
+        lines = (line_of(known[name].run, known[name].time(now)) for name in names)
+        return protocol.Runs(ask.number, len(names), _page(lines, ADMIN_PAGE_BYTES))
     assert isinstance(ask, protocol.AskStatus), "a close and an eviction are no questions"
     hosted = known.get(ask.run_id)
     if hosted is None:

@@ -87,13 +87,20 @@ class Admission(msgspec.Struct, frozen=True):
     secret: str = ""
     token: Token | None = None
 
-    def refusal(self, hello: protocol.Hello, runs: Mapping[str, HostedRun], *, is_local: bool = False) -> str:
-        """Why a caller, which may be on this machine, is refused for good; empty if it is not."""
+    def refusal(
+        self, hello: protocol.Hello, runs: Mapping[str, HostedRun], *, is_local: bool = False, is_proven: bool = True
+    ) -> str:
+        """Why a caller, which may be on this machine, is refused for good; empty if it is not.
+
+        One that has not proven the token yet learns nothing but the version of the protocol.
+        """
         if hello.protocol != protocol.VERSION:
             return (
                 f"the node speaks version {hello.protocol} of the protocol and the server version {protocol.VERSION}: "
                 f"run the same release of Rallypoint on both"
             )
+        if self.token is not None and not is_proven:
+            return ""
         if hello.node_id and not hello.run_id:
             return "a node names its run and itself"
         if hello.run_id and not (hello.node_id or self.token):
@@ -168,13 +175,14 @@ class Admission(msgspec.Struct, frozen=True):
         return Fenced(said.seat.seal_id, why) if mac else None
 
     def _place_mac(self, run_id: str, node_id: str, incarnation: str, place: Placed | Seat) -> str:
-        """By a key that no node has; empty where this server has none either, because its own token is a node's."""
-        try:
-            key = self.token.for_run(run_id, AccessRole.ADMIN) if self.token is not None else None
-        except ValueError:
-            key = None
+        """By a key that no node has; empty where this server has none, or is part of a node, as the next one may be."""
+        if self.token is None or self.only_run:
+            return ""
         named = (node_id, incarnation, place.round, place.seal_id, place.size, place.rank)
-        return key.prove(Side.PLACE, *named) if key is not None else ""
+        try:
+            return self.token.for_run(run_id, AccessRole.ADMIN).prove(Side.PLACE, *named)
+        except ValueError:
+            return ""
 
     def _key(self, hello: protocol.Hello) -> Token | None:
         """The key of the run and role that a caller names; None where this server cannot know it."""

@@ -234,9 +234,7 @@ class Coordinator:
         elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
             # It may have read an older record: it is to read again, and not to give up (rule 17j).
             self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
-        elif (admission.token is None or hello.protocol != protocol.VERSION) and (
-            refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local)
-        ):
+        elif refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local, is_proven=False):
             self._turn_away(caller, refusal, effects, final=True)
         elif admission.token is not None or (admission.secret and not hello.node_id):
             known.hello, known.nonce = hello, self.mint()
@@ -305,6 +303,7 @@ class Coordinator:
 
     def _beat(self, known: Connection, now: float) -> None:
         run_id, node_id = known.key
+        self._idle.heard(known.number, now)
         self.runs.beat(run_id, node_id, now)
         settings = self.runs.known[run_id].run.settings
         if heartbeats.must_answer(settings, now - known.answered, holds=known.standing is Standing.HOLDS):
@@ -323,7 +322,7 @@ class Coordinator:
             self._send(known.number, protocol.frame(fenced), effects)
             return
         known.takes_part = True
-        self._idle.gone(known.number)
+        self._idle.takes_part(known.number, now, leaves=isinstance(message, Left))
         if run_id not in self.runs.known:
             self._open(run_id, message, now)
         if self._unsure_since is not None:
@@ -347,7 +346,7 @@ class Coordinator:
         (run_id, node_id), caller = known.key, known.number
         known.questions += 1
         if known.questions > self.limits.questions:
-            self._turn_away(caller, "too many questions were asked at once", effects, final=True)
+            self._turn_away(caller, "too many questions were asked at once", effects, final=not node_id)
             return
         if isinstance(ask, protocol.AskHeard) and node_id:
             self._tell(self.runs.take(run_id, RunInput(None, None, caller, ask.number), now), effects)
@@ -427,8 +426,9 @@ class Coordinator:
         known = self._connections.pop(caller, None)
         if known is None or known.nonce or known.hello is None or not known.hello.node_id:
             return  # what is not proven changes nothing of the node that it names
-        if self._nodes.get(known.key) == caller:
-            del self._nodes[known.key]
+        if self._nodes.get(known.key) != caller:
+            return  # neither does one that was turned away because the node has another connection
+        del self._nodes[known.key]
         (run_id, node_id), connection = known.key, known.hello.connection
         hosted = self.runs.known.get(run_id)
         if hosted is None:

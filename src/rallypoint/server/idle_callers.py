@@ -30,8 +30,15 @@ class IdleCallers:
         if caller in self._idle:
             self.rests(caller, now)
 
+    def takes_part(self, caller: int, now: float, *, leaves: bool) -> None:
+        """A node spoke in its run; one that leaves has nothing more to say."""
+        if leaves:
+            self.rests(caller, now)
+        else:
+            self.gone(caller)
+
     def gone(self, caller: int) -> None:
-        """A caller takes part in its run, or has hung up."""
+        """A caller has hung up."""
         self._unknown.pop(caller, None)
         self._idle.pop(caller, None)
 
@@ -39,8 +46,10 @@ class IdleCallers:
         """The caller that must go where the newest one is one too many, and why; None where there is room."""
         limits = self._limits
         if connections > limits.connections:
-            oldest = next(iter(self._idle), next((other for other in self._unknown if other != caller), caller))
-            return oldest, f"{limits.connections} connections are all that this server can hold (ulimit -n)"
+            others = (other for table in (self._unknown, self._idle) for other in table if other != caller)
+            return next(
+                others, caller
+            ), f"{limits.connections} connections are all that this server can hold (ulimit -n)"
         if len(self._unknown) > limits.silent_connections:
             # The oldest of them: one that has something to say has said it by now.
             return next(iter(self._unknown)), f"{len(self._unknown)} connections have not said who they are: try again"

@@ -90,8 +90,9 @@ def give_up_silent(state: RunState, beats: Mapping[str, float], now: float, mint
 def fail(state: RunState, why: str, now: float) -> Output:
     """Our own code failed on the run: it is closed, unless it is already."""
     if state.run.phase is Phase.CLOSED:
-        return Output(state)
-    return _output(state.life, close(change(state.run, heard=SortedMap()), Ending.FAILED, why, now))
+        return Output(RunState(state.run))  # nobody is awaited any more
+    forgotten = change(state.run, heard=SortedMap(), ranks=SortedMap())
+    return _output(state.life, close(forgotten, Ending.FAILED, why, now))
 
 
 def wake_at(state: RunState, now: float) -> float | None:

@@ -256,7 +256,9 @@ class HostedRuns:
         except Exception as exc:
             log.exception("run %r cannot go on", run_id)
             self.faults += 1
-            return run_state.fail(state, f"the server failed on it, which is a fault of Rallypoint's: {exc!r}", now)
+            return run_state.fail(
+                state, f"the server failed on it, which is a fault of Rallypoint's: {exc!r:.200}", now
+            )
 
     def _waits_for_others(self, run_id: str, hosted: HostedRun, output: Output, now: float) -> bool:
         """Whether these losses are put off: most nodes are silent, and another process may hear them (rule 17e)."""

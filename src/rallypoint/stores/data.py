@@ -98,7 +98,11 @@ class KeyValues(Generic[W]):
 
     def get(self, key: bytes) -> bytes:
         """The value, empty where there is none."""
-        return bytes(self.values.get(key, b""))
+        value = self.values.get(key, b"")
+        if isinstance(value, bytearray):
+            # It was appended to: everybody that asks from now on gets the same bytes, and no copy.
+            value = self.values[key] = bytes(value)
+        return value
 
     def size(self, key: bytes) -> int:
         return len(self.values.get(key, b""))

@@ -6,6 +6,7 @@ A client that breaks the rules of the wire format is refused, and no other notic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
@@ -107,7 +108,7 @@ class StoreServerCore:
         except (ProtocolError, StoreError) as exc:
             session.refusal = str(exc)
             others += self._leave(session)
-        return mine if len(mine) <= 1 or unread - unread_bytes > LARGE else (b"".join(mine),), others
+        return mine if len(mine) <= 1 else _joined(mine), others
 
     def disconnect(self, session: StoreSession) -> Sequence[StoreSession]:
         """The connection is gone, for whatever reason; returns the sessions that are to be sent STOP_WAITING now."""
@@ -172,6 +173,15 @@ class StoreServerCore:
         if all(len(value) <= LARGE for value in values):
             return b"".join(map(wire.text, values))
         return [piece for value in values for piece in (_pack_length(len(value)), value)]
+
+
+def _joined(pieces: list[bytes]) -> list[bytes]:
+    """The same bytes in few pieces; large ones stay as they are."""
+    joined: list[bytes] = []
+    for is_large, group in groupby(pieces, key=lambda piece: len(piece) > LARGE):
+        together = list(group)
+        joined += together if is_large else [b"".join(together)]
+    return joined
 
 
 def _refuse_second_wait(session: StoreSession) -> None:
