@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
         get_rendezvous_handler,
     )
-    from rallypoint.worker import Worker, worker
+    from rallypoint.worker_place import Worker, worker
 
 __version__ = "0.1.0"
 
@@ -39,7 +39,7 @@ __all__ = [
     "join",
     "worker",
 ]
-_MODULES = {"Place": "api", "join": "api", "Worker": "worker", "worker": "worker"}
+_MODULES = {"Place": "api", "join": "api", "Worker": "worker_place", "worker": "worker_place"}
 """Where a public name is; all others are in `elastic`."""
 
 

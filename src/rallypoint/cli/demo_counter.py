@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from rallypoint.worker import Worker, worker
+from rallypoint.worker_place import Worker, worker
 
 STEP_S = 0.02  # the work of a step
 

@@ -45,6 +45,10 @@ HURRIED_HAND_OVER_S = 0.25
 """The same for a process that has no time left, as after Ctrl-C."""
 
 
+SAID_AFTER = 2
+"""After how many writes in a row that fail this is said."""
+
+
 class Candidacy(msgspec.Struct, frozen=True):
     """With what a process takes part in an election.
 
@@ -78,8 +82,8 @@ class ElectionDriver:
         """Whether the register answered the last call."""
         self._refusal = ""
         """What the register's medium said where it did not."""
-        self._takes_writes = True
-        """Whether the last write of a server here was answered; said once, however often it is tried again."""
+        self._failed_writes = 0
+        """How many writes of a server here were not answered in a row."""
         self._token: Token | None = None
         """That of the record as it was last read or written."""
         self._heard: tuple[Token] | None = None
@@ -283,16 +287,23 @@ class ElectionDriver:
 
     # The register -------------------------------------------------------------------------------------------------
 
+    def _say_whether_written(self) -> None:
+        """Say once that writes fail, however often they are tried, and why; not of a single one, as in a process that ends."""
+        failed, self._failed_writes = self._failed_writes, 0 if self._is_reached else self._failed_writes + 1
+        if self._failed_writes == SAID_AFTER:
+            said = f"cannot be written, and is tried again: {self._refusal}"
+            log.warning("run %r: its record %s", self.run_id, said)
+        elif self._is_reached and failed >= SAID_AFTER:
+            log.warning("run %r: its record can be written again", self.run_id)
+
     def _answered(self, call: Action, entry: Entry | None, problem: Exception | None) -> None:
         if self._is_closed:
             return
         now, election = time.monotonic(), self._election
         self._is_reached = problem is None
         self._refusal = "" if problem is None else str(problem) or repr(problem)
-        if isinstance(call, WriteRecord) and self._service is not None and self._takes_writes is not self._is_reached:
-            self._takes_writes = self._is_reached
-            said = f"cannot be written, and is tried again: {self._refusal}" if problem else "can be written again"
-            log.warning("run %r: its record %s", self.run_id, said)
+        if isinstance(call, WriteRecord) and self._service is not None:
+            self._say_whether_written()
         if problem is not None:
             if not isinstance(problem, (RendezvousConnectionError, RendezvousStateError)):
                 log.error("the register of run %r failed: %r", self.run_id, problem, exc_info=problem)

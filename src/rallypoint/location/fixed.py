@@ -22,7 +22,6 @@ from rallypoint.core.model import Predecessor
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.forks import run_in_children
 from rallypoint.location.member import ranks_of_process
-from rallypoint.messages.types import is_loopback_address
 from rallypoint.net import listen
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.service import Service
@@ -161,7 +160,7 @@ class FixedLocator(Locator):
         return True
 
     def _service(self, key: _Key) -> Service:
-        if self._token is None and not self._tls.cacert and not is_loopback_address(key[0]):
+        if self._token is None and not self._tls.cacert:
             warning = "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run"
             log.warning(warning, self.run_id, *key)
         sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]

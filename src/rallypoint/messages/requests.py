@@ -97,3 +97,8 @@ def sender_of(message: NodeMessage) -> str:
     if isinstance(message, (Joined, Announced)):
         return message.node.id
     return message.node_id if isinstance(message, Left) else message.by
+
+
+def settings_of(message: NodeMessage) -> Settings:
+    """The settings of the node that a message is from, where it tells them."""
+    return message.settings if isinstance(message, (Joined, Announced)) else Settings()

@@ -162,12 +162,11 @@ def rank_bitmap(ranks: Iterable[int]) -> bytes:
 
 def is_loopback(node: Node) -> bool:
     """Whether a node gives an address that only its own machine can reach (rule 2)."""
-    return is_loopback_address(node.address)
+    return _is_loopback(node.address)
 
 
 @lru_cache(maxsize=4096)
-def is_loopback_address(address: str) -> bool:
-    """Whether an address, or a name, is one that only the own machine can reach."""
+def _is_loopback(address: str) -> bool:
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

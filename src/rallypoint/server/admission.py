@@ -11,7 +11,8 @@ from rallypoint import protocol
 from rallypoint.core.model import Phase, Run
 from rallypoint.messages.notices import Fenced, Placed
 from rallypoint.messages.requests import Announced, Joined, NodeMessage, Seat, Standing
-from rallypoint.server.runs import HostedRun
+from rallypoint.messages.types import Settings
+from rallypoint.server.runs import DEFAULTS, HostedRun
 from rallypoint.tokens import AccessRole, Side, Token
 from rallypoint.tokens import nonce as fresh_nonce
 
@@ -52,6 +53,8 @@ class Connection:
     run: Run | None = None
     standing: Standing | None = None
     """What the node last said of itself, if it needed no other answer."""
+    patience: Settings = DEFAULTS
+    """The node's own settings: how often it must hear something may differ from what the run was founded with."""
     takes_part: bool = False
     """Whether it has said anything as a node; a server that leaves does not wait for one that has only connected."""
     answered: float = 0.0

@@ -16,9 +16,9 @@ from rallypoint import heartbeats, protocol
 from rallypoint.core import recovery
 from rallypoint.core.model import Predecessor, Run
 from rallypoint.errors import RendezvousStateError
+from rallypoint.messages import requests
 from rallypoint.messages.notices import KeepWaiting, Placed
-from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing, sender_of
-from rallypoint.messages.types import Settings
+from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
 from rallypoint.server import administration, run_state
 from rallypoint.server.admission import Admission, Connection, ServerLimits
 from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
@@ -211,6 +211,7 @@ class Coordinator:
                 known.standing = message.standing if isinstance(message, Announced) else default
                 self._send(caller, self._stand_in(known, now), effects)
                 known.frame, known.run = protocol.framed(body), self._run(known)
+                known.patience = requests.settings_of(message)
         else:
             self._asked(known, message, now, effects)
 
@@ -305,8 +306,7 @@ class Coordinator:
         run_id, node_id = known.key
         self._idle.heard(known.number, now)
         self.runs.beat(run_id, node_id, now)
-        settings = self.runs.known[run_id].run.settings
-        if heartbeats.must_answer(settings, now - known.answered, holds=known.standing is Standing.HOLDS):
+        if heartbeats.must_answer(known.patience, now - known.answered, holds=known.standing is Standing.HOLDS):
             known.answered = now
             self._to_answer.append(known)
 
@@ -314,7 +314,7 @@ class Coordinator:
         self, known: Connection, hello: protocol.Hello, message: NodeMessage, now: float, effects: Effects
     ) -> None:
         run_id, node_id = known.key
-        sender, speaker = sender_of(message), node_id or "an administrator"
+        sender, speaker = requests.sender_of(message), node_id or "an administrator"
         if not node_id or sender != node_id:
             self._turn_away(known.number, f"{speaker} cannot speak for {sender}", effects, final=True)
             return
@@ -335,8 +335,7 @@ class Coordinator:
 
     def _open(self, run_id: str, message: NodeMessage, now: float) -> None:
         """A run that this server has not heard of; the process that served it before may be known to be gone (rule 14)."""
-        settings = message.settings if isinstance(message, (Joined, Announced)) else Settings()
-        hosted, predecessor = self.runs.open(run_id, now, settings), self.predecessor
+        hosted, predecessor = self.runs.open(run_id, now, requests.settings_of(message)), self.predecessor
         if predecessor is not None:
             self.predecessor = None
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
