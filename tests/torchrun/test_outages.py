@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from rallypoint.stores import TcpStore
+from tests.support.waiting import until
 from tests.torchrun.agents import is_alive
 from tests.torchrun.job import Job, formed, in_order, learned
 
@@ -42,7 +43,7 @@ def test_a_run_id_is_used_again_at_once_after_everything_was_killed(job: Job) ->
     pids = [event["pid"] for agent in agents for event in agent.seen if event["event"] == "training"]
     for agent in agents:
         agent.kill()
-    assert not any(is_alive(pid) for pid in pids)
+    until(lambda: not any(is_alive(pid) for pid in pids), "what was killed is gone")
     again = job.start("a b", "2")
     places = formed(*again)
     assert {place["restarts"] for place in places} == {0}
