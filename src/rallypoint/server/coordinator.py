@@ -275,6 +275,7 @@ class Coordinator:
                 other_hello, why = self._connections[other].hello, "the node has a newer connection"
                 assert other_hello is not None, "a node said hello"
                 if hello.process != other_hello.process or hello.connection <= other_hello.connection:
+                    known.hello = hello if hello.process == other_hello.process else None
                     self._turn_away(known.number, why, effects)
                     return
                 self._connections.pop(other, None)
@@ -425,9 +426,8 @@ class Coordinator:
         known = self._connections.pop(caller, None)
         if known is None or known.nonce or known.hello is None or not known.hello.node_id:
             return  # what is not proven changes nothing of the node that it names
-        if self._nodes.get(known.key) != caller:
-            return  # neither does one that was turned away because the node has another connection
-        del self._nodes[known.key]
+        if self._nodes.get(known.key) == caller:
+            del self._nodes[known.key]
         (run_id, node_id), connection = known.key, known.hello.connection
         hosted = self.runs.known.get(run_id)
         if hosted is None:
