@@ -85,6 +85,8 @@ class Counters:
         self._endpoint, self._folder = endpoint, folder
         self.launchers: list[subprocess.Popen[bytes]] = []
         self._log = folder / "log"
+        self._disturbed = 0
+        """The newest round when something was last killed."""
 
     def start(self) -> None:
         limits = ("--max-restarts", "1000", "--no-progress", "1000", "--grace", "2")
@@ -104,14 +106,20 @@ class Counters:
         """Wait until all launchers are in one world: one that comes when the others have finished would wait in vain."""
 
         def are_all_in() -> bool:
-            told = re.findall(r"round (\d+): this node is \d of (\d)", self._log.read_text())
-            newest = max(int(number) for number, _ in told)
-            return [size for number, size in told if int(number) == newest] == ["3"] * 3
+            told = self._places()
+            newest = max(number for number, _ in told)
+            return newest > self._disturbed and [size for number, size in told if number == newest] == [3] * 3
 
         until(are_all_in, "three launchers are in the newest round")
 
+    def _places(self) -> list[tuple[int, int]]:
+        """Rounds in which launchers had a place, and how many nodes each had."""
+        told = re.findall(r"round (\d+): this node is \d of (\d)", self._log.read_text())
+        return [(int(number), int(size)) for number, size in told]
+
     def disturb(self, randomness: random.Random) -> None:
         """Kill a worker, or end a launcher, for which another one comes."""
+        self._disturbed = max(number for number, _ in self._places())
         launcher = randomness.choice(self.launchers)
         how = randomness.choice(["worker", "killed", "asked"])
         if how == "worker":
