@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from rallypoint.etcd_client import messages
-from rallypoint.etcd_client.codec import Message, fields_of
+from rallypoint.etcd_client.codec import Field, Message, _table_of
 
 MESSAGES: tuple[type[Message], ...] = tuple(
     kind
@@ -22,6 +22,11 @@ _TYPES = {
     bool: descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
     int: descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
 }
+
+
+def fields_of(kind: type[Message]) -> tuple[Field, ...]:
+    """The fields of a message, in the order in which they are written."""
+    return tuple(_table_of(kind).values())
 
 
 @cache

@@ -9,10 +9,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.etcd_client.codec import Field, Message, decode, encode, fields_of
+from rallypoint.etcd_client.codec import Field, Message, decode, encode
 from rallypoint.etcd_client.errors import EtcdMessageError
 from rallypoint.etcd_client.messages import KeyValue, LeaseRequest, PutRequest
-from tests.etcd_client.protobuf_oracle import MESSAGES, read_by_protobuf, written_by_protobuf
+from tests.etcd_client.protobuf_oracle import MESSAGES, fields_of, read_by_protobuf, written_by_protobuf
 
 _SCALARS: dict[type, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=200),

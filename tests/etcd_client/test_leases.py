@@ -1,4 +1,4 @@
-"""Leases are kept alive by a thread of their own, expire without it, and only etcd's word ends them."""
+"""Leases are kept alive by threads of their own, expire without them, and only etcd's answer ends them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import time
 import pytest
 
 from rallypoint.etcd_client import EtcdClient, EtcdLeaseLostError
-from rallypoint.etcd_client.lease_keeper import LeaseKeeper
-from rallypoint.etcd_client.message_stream import MessageStream
-from rallypoint.etcd_client.messages import LeaseResponse
+from rallypoint.etcd_client.leases import Lease
 from tests.support.etcd_servers import Cluster
 from tests.support.etcd_tools import SOON_S, etcd, etcdctl, proxy_to, user_of
 from tests.support.waiting import until
@@ -81,8 +79,8 @@ def test_a_lease_outlives_no_work_that_has_stopped(client: EtcdClient, prefix: s
 
     lease, other = client.grant(2, renew_while=renew_while), client.grant(2)
     client.put(prefix, "x", lease=lease)
-    granted = lease.renewal.until
-    until(lambda: lease.renewal.until > granted, "it is renewed while it is true")
+    granted = lease.until
+    until(lambda: lease.until > granted, "it is renewed while it is true")
     is_alive = False
     took_s = until(lambda: client.get(prefix) is None, "it expires although the process lives")
     assert took_s < lease.ttl_s + 3
@@ -104,8 +102,8 @@ def test_a_lease_whose_work_goes_on_in_time_is_renewed(client: EtcdClient) -> No
     adopted = client.adopt(first.id, renew_while=lambda: not stopped.is_set())
     until(lambda: adopted.trouble is not None, "it is not renewed")
     stopped.clear()
-    granted = adopted.renewal.until
-    until(lambda: adopted.renewal.until > granted, "it is renewed at once")
+    granted = adopted.until
+    until(lambda: adopted.until > granted, "it is renewed at once")
     assert adopted.trouble is None
     assert not adopted.lost.is_set()
     adopted.revoke()
@@ -143,19 +141,19 @@ def test_two_of_a_process_keep_one_lease_and_one_lets_go(client: EtcdClient) -> 
 
 
 def test_an_error_of_the_program_costs_no_lease(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, errors = LeaseKeeper._heard, list[MessageStream]()
+    renew, errors = Lease._renew, list[Lease]()
 
-    def fails_once(keeper: LeaseKeeper, stream: MessageStream, message: LeaseResponse) -> None:
+    def fails_once(lease: Lease) -> None:
         if not errors:
-            errors.append(stream)
+            errors.append(lease)
             raise ValueError("an error")
-        heard(keeper, stream, message)
+        renew(lease)
 
-    monkeypatch.setattr(LeaseKeeper, "_heard", fails_once)
+    monkeypatch.setattr(Lease, "_renew", fails_once)
     leases = [client.grant(2) for _ in range(2)]
     until(lambda: errors, "the error")
-    then = [lease.renewal.until for lease in leases]
-    until(lambda: all(lease.renewal.until > was + 1 for lease, was in zip(leases, then, strict=True)), "renewed again")
+    then = [lease.until for lease in leases]
+    until(lambda: all(lease.until > was + 1 for lease, was in zip(leases, then, strict=True)), "renewed again")
     assert [lease.trouble for lease in leases] == [None, None]
     for lease in leases:
         lease.revoke()

@@ -1,4 +1,4 @@
-"""What is decided without a server: where to ask, what an answer means, when a lease is renewed."""
+"""What is decided without a server: where to ask, what an answer means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rallypoint.etcd_client import EtcdMissingError, EtcdRefusedError, Tls, User
 from rallypoint.etcd_client.endpoints import parse_endpoints
 from rallypoint.etcd_client.errors import EtcdAuthError, EtcdCompactedError, EtcdLeaseLostError, EtcdNoSpaceError
 from rallypoint.etcd_client.failures import FailureAction, classify
-from rallypoint.etcd_client.leases import Renewal
 from rallypoint.etcd_client.transactions import prefix_end, range_of
 
 UNREACHED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
@@ -40,11 +39,11 @@ def test_what_is_no_endpoint_is_refused_in_words(bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "verdict", "words"),
+    ("code", "details", "action", "words"),
     [
         ("UNAVAILABLE", UNREACHED + "Connection refused", FailureAction.ELSEWHERE, "nothing listens there"),
         ("UNAVAILABLE", "errors resolving x: address lookup failed", FailureAction.ELSEWHERE, "name is not known"),
-        ("UNAVAILABLE", UNREACHED + "error: CERTIFICATE_VERIFY_FAILED", FailureAction.HOPELESS, "ca_file"),
+        ("UNAVAILABLE", UNREACHED + "error: CERTIFICATE_VERIFY_FAILED", FailureAction.HOPELESS, "CA file"),
         ("UNAVAILABLE", UNREACHED + "something new", FailureAction.ELSEWHERE, "something new"),
         ("UNAVAILABLE", "Socket closed", FailureAction.MAYBE, "Socket closed"),
         ("UNAVAILABLE", "etcdserver: no leader", FailureAction.ELSEWHERE, "no leader"),
@@ -57,10 +56,10 @@ def test_what_is_no_endpoint_is_refused_in_words(bad: str) -> None:
         ("UNKNOWN", "", FailureAction.MAYBE, "no details"),
     ],
 )
-def test_a_failed_call_is_judged(code: str, details: str, verdict: FailureAction, words: str) -> None:
-    judgement = classify(code, details)
-    assert judgement.verdict is verdict
-    assert words in judgement.words
+def test_a_failed_call_is_judged(code: str, details: str, action: FailureAction, words: str) -> None:
+    diagnosis = classify(code, details)
+    assert diagnosis.action is action
+    assert words in diagnosis.words
 
 
 @pytest.mark.parametrize(
@@ -75,34 +74,18 @@ def test_a_failed_call_is_judged(code: str, details: str, verdict: FailureAction
     ],
 )
 def test_a_refusal_has_its_error(code: str, details: str, error: type[Exception]) -> None:
-    judgement = classify(code, details)
-    assert (judgement.verdict, judgement.error) == (FailureAction.FINAL, error)
-
-
-def test_a_lease_outlives_two_members_that_do_not_answer() -> None:
-    renewal = Renewal(5, granted_at=100)
-    now = renewal.due or 0
-    assert now == pytest.approx(100 + 5 / 3)
-    for _ in range(2):
-        renewal.sent(now)
-        now += renewal.try_s
-        renewal.failed(now)
-        now = renewal.due or 0
-    assert now + 0.1 < renewal.until == 105
-    renewal.sent(now)
-    renewal.renewed(5, now)
-    assert renewal.until == now + 5
-    assert renewal.due == pytest.approx(now + 5 / 3)
+    diagnosis = classify(code, details)
+    assert (diagnosis.action, diagnosis.error) == (FailureAction.FINAL, error)
 
 
 def test_a_load_balancer_without_etcd_passes() -> None:
     """With HTTP/1.1, nothing was sent to etcd; with HTTP/2, perhaps only the answer was lost."""
     old = classify("UNAVAILABLE", "failed to connect to all addresses; (Trying … http1.x server (HTTP status 503))")
     new = classify("UNAVAILABLE", "Received http2 header with status: 503")
-    assert (old.verdict, new.verdict) == (FailureAction.ELSEWHERE, FailureAction.MAYBE)
-    for judgement in (old, new):
-        assert "reaches no etcd at present (HTTP status 503)" in judgement.words
-    assert classify("UNIMPLEMENTED", "Received http2 header with status: 404").verdict is FailureAction.HOPELESS
+    assert (old.action, new.action) == (FailureAction.ELSEWHERE, FailureAction.MAYBE)
+    for diagnosis in (old, new):
+        assert "reaches no etcd at present (HTTP status 503)" in diagnosis.words
+    assert classify("UNIMPLEMENTED", "Received http2 header with status: 404").action is FailureAction.HOPELESS
 
 
 @pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")])
@@ -125,7 +108,7 @@ def test_ranges_and_conditions_that_make_no_sense_are_refused() -> None:
 def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(EtcdRefusedError, match="go together"):
         Tls(cert_file="x")
-    with pytest.raises(EtcdMissingError, match=r"ca_file '/nowhere/ca' cannot be read: No such file"):
+    with pytest.raises(EtcdMissingError, match=r"CA file '/nowhere/ca' cannot be read: No such file"):
         Tls("/nowhere/ca").read()
     (tmp_path / "ca").write_text("nothing")
     with pytest.raises(EtcdMissingError, match="PEM"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rallypoint.backends.etcd_v2_client import make_client
-from rallypoint.stores.etcd_v2.keys import token
 from tests.etcd_v2.answer_losing_proxy import Proxy, proxy_to
 from tests.support.etcd_servers import VERSIONS, Cluster, running, shared
 
@@ -47,7 +47,7 @@ def client(etcd: Cluster) -> Any:
 @pytest.fixture
 def name() -> str:
     """A run id or a directory that nobody else has."""
-    return token()
+    return secrets.token_hex(12)
 
 
 @pytest.fixture

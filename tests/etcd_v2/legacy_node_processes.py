@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.legacy_etcd import protocol
 from rallypoint.net import parse_endpoints
+from tests.support.forked_processes import NODES, TORCH, ForkedProcess
 
 SOON_S = 90.0
 
@@ -27,29 +26,18 @@ class NodeProcess:
         self, library: str, endpoint: str, run_id: str, name: str, least: int, most: int, last_call: int
     ) -> None:
         self.name, self.library = name, library
-        self.process = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    "-m",
-                    "tests.etcd_v2.legacy_node_program",
-                    library,
-                    endpoint,
-                    run_id,
-                    name,
-                ),
-                *(str(least), str(most), str(last_call)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+        self.process = ForkedProcess(
+            "tests.etcd_v2.legacy_node_program",
+            *(library, endpoint, run_id, name, str(least), str(most), str(last_call)),
+            imported=TORCH if library == "torch" else NODES,
         )
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._listeners = [
+            threading.Thread(target=self._listen, daemon=True),
+            threading.Thread(target=self.process.stderr.read, daemon=True),  # nobody wants to know
+        ]
+        for listener in self._listeners:
+            listener.start()
 
     def hear(self, within_s: float = SOON_S) -> Any:
         """The next thing that it says."""
@@ -74,21 +62,19 @@ class NodeProcess:
         self.process.send_signal(signal.SIGCONT)
         self.process.kill()
         self.process.wait()
-        self._listener.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        for listener in self._listeners:
+            listener.join()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            stream.close()
 
     def end(self) -> Any:
         """Let it shut down; what it said last."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         while "shut down" not in (said := self.hear()):
             pass
         return said
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._said.put(json.loads(line))
         self._said.put(None)

@@ -81,12 +81,12 @@ def test_it_ends_with_its_process_however_that_ends(number: signal.Signals, tmp_
     assert not is_open(port)
 
 
-def test_its_keeper_may_be_killed_as_well(tmp_path: Path) -> None:
+def test_its_supervisor_may_be_killed_as_well(tmp_path: Path) -> None:
     server = EtcdServer(str(tmp_path))
     server.start()
     try:
-        assert server._keeper is not None
-        server._keeper.kill()
+        assert server._supervisor is not None
+        server._supervisor.kill()
         wait_until(lambda: not is_open(server.get_port()))
     finally:
         server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.request import urlopen
@@ -12,7 +13,6 @@ import pytest
 from rallypoint.elastic.api import RendezvousParameters
 from rallypoint.elastic.legacy_etcd import protocol
 from rallypoint.elastic.registry import get_rendezvous_handler
-from rallypoint.stores.etcd_v2.keys import token
 from tests.support.etcd_servers import Cluster, running, wait_until
 
 ROOTS = {"etcd-v2": "/torch/elastic", "etcd": "/torchelastic/p2p"}
@@ -53,7 +53,7 @@ def test_the_directory_of_a_run_lives_for_as_long_as_somebody_takes_part(
         RendezvousParameters("etcd", one_etcd.endpoint, name, 1, 1, local_addr="127.0.0.1")
     )
     assert handler.next_rendezvous().world_size == 1
-    client, bystander = one_etcd.client(), f"/bystander/{token()}"
+    client, bystander = one_etcd.client(), f"/bystander/{secrets.token_hex(12)}"
     client.write(bystander, "", ttl=4)
     wait_until(lambda: bystander not in client)
     assert f"{ROOTS['etcd']}/run_{name}" in client

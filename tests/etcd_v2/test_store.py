@@ -23,6 +23,7 @@ from rallypoint.stores.etcd_v2.watch import wait_for_event
 from tests.etcd_v2.answer_losing_proxy import Proxy
 from tests.support.etcd_leader_failures import count_while_leaders_fail
 from tests.support.etcd_servers import Cluster
+from tests.support.forked_processes import TORCH, ForkedProcess
 
 SOON = timedelta(seconds=60)
 SOON_S = 60.0
@@ -141,11 +142,7 @@ assert not {"torch", "etcd", "urllib3"} & set(sys.modules), sorted(sys.modules)
 
 def test_a_gloo_process_group_runs_on_it(etcd: Cluster, name: str) -> None:
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.gloo_rank", etcd.endpoint, f"/gloo/{name}", str(rank), "3"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        ForkedProcess("tests.support.gloo_rank", etcd.endpoint, f"/gloo/{name}", str(rank), "3", imported=TORCH)
         for rank in range(3)
     ]
     assert [process.communicate(timeout=SOON_S)[0] for process in ranks] == ["6\n"] * 3

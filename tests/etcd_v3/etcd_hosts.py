@@ -28,7 +28,7 @@ class EtcdHosts:
         ]
         for host in self.hosts:
             # Each address is known by its own interface: else a network that is cut takes the other one with it.
-            lan._run(*host, "sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
+            lan.run(*host, "sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
         self.endpoints = [f"10.9.0.{number + 1}:2379" for number in range(3)]
         self.members: dict[int, subprocess.Popen[bytes]] = {}
         self._program = binary(version)
@@ -157,7 +157,7 @@ class EtcdHosts:
         nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
         for other, host in enumerate(self.hosts):
             if other != number:
-                self.lan._run(*host, "ip", "neighbour", "replace", f"10.9.0.{number + 1}", *nobody)
+                self.lan.run(*host, "ip", "neighbour", "replace", f"10.9.0.{number + 1}", *nobody)
 
     def is_silent(self, number: int, to: int) -> bool:
         """Whether a member does not even refuse to talk to a host."""
@@ -172,7 +172,7 @@ class EtcdHosts:
             self._switch(f"h{number}{network}", "up")
 
     def _switch(self, port: str, state: str) -> None:
-        self.lan._ip(self.lan._switch, "link", "set", port, state)
+        self.lan.switch(port, state)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from tests.etcd_v3.invariants import Event, recorded
 from tests.support.etcd_node_processes import OPTIONS, EtcdNode, EtcdProcesses, Observer, observing
 from tests.support.etcd_servers import Cluster, Member
 from tests.support.etcd_tools import status_of
+from tests.support.run_invariants import Event, recorded
 from tests.support.waiting import until
 
 NODES = "2:4"

@@ -10,11 +10,12 @@ import pytest
 
 from rallypoint.messages.types import Bounds, Ending, RecordedWorld, rank_bitmap
 from rallypoint.record import Claim, Record, RecordedEnding
-from tests.etcd_v3.invariants import LATE_S, Event, History, check, recorded
+from tests.etcd_v3.invariants import History, check
 from tests.etcd_v3.random_faults import NodeGroup, play
 from tests.support.etcd_node_processes import EtcdProcesses, Observer, observing
 from tests.support.etcd_servers import survives_kills
 from tests.support.etcd_tools import etcd
+from tests.support.run_invariants import LATE_S, Event, recorded
 from tests.support.waiting import until
 
 BOUNDS = Bounds(2, 4)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.backends import etcd_v3_client, membership
-from rallypoint.backends.etcd_v3_client import PREFIX, in_option_names, in_options, open_client
+from rallypoint.backends.etcd_v3_client import PREFIX, open_client
 from rallypoint.backends.membership import ETCD, IS_HOST, SERVER_PORT, STORE, MemberBackend, MemberRequest
 from rallypoint.backends.options import Option, number
 from rallypoint.client.addresses import address_among
@@ -75,24 +75,13 @@ def create_member(request: MemberRequest) -> Member:
 
 
 class _Member(LocatedMember):
-    """The client is the member's own.  What etcd's client has to say comes in the names that the options have."""
+    """The client is the member's own."""
 
     def __init__(
         self, *arguments: Any, client: EtcdClient, keys: RecordKeys, serves_store: bool, **options: Any
     ) -> None:
         self._client, self._keys, self.serves_store = client, keys, serves_store
         super().__init__(*arguments, **options)
-
-    def join(self, timeout_s: float) -> Placed:
-        with in_option_names():
-            return super().join(timeout_s)
-
-    def close_run(self) -> None:
-        with in_option_names():
-            super().close_run()
-
-    def why_waiting(self) -> str:
-        return in_options(super().why_waiting())
 
     def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
         if self.serves_store:

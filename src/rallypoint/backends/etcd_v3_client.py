@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rallypoint.backends.options import Option, OptionValues, text
-from rallypoint.errors import RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.etcd_client import EtcdClient, EtcdError, EtcdMissingError, EtcdRefusedError, Tls, User
+from rallypoint.etcd_client import EtcdClient, EtcdMissingError, EtcdRefusedError, Tls, User
 
 DEFAULT_ENDPOINT = "localhost:2379"
 
@@ -22,16 +19,6 @@ KEY = text("key", None, "the file with the key of that certificate")
 OPTIONS = (PREFIX, USERNAME, PASSWORD_FILE, CACERT, CERT, KEY)
 
 _WITH_TLS = re.compile(r"\betcds://", re.IGNORECASE)
-
-# The client's words for what the options have other names for.
-_IN_OPTIONS = (
-    ("pass user=User(name, password)", "give the options username and password_file"),
-    ("see Tls(server_name=…)", "name in the endpoint what the certificate was issued for"),
-    ("Tls(cert_file=…, key_file=…)", "give the options cert and key"),
-    ("ca_file", "cacert"),
-    ("cert_file", "cert"),
-    ("key_file", "key"),
-)
 
 
 def open_client(endpoint: str | None, options: OptionValues, *, timeout_s: float) -> EtcdClient:
@@ -47,27 +34,9 @@ def open_client(endpoint: str | None, options: OptionValues, *, timeout_s: float
         members = _WITH_TLS.sub("https://", places)
         return EtcdClient(members, tls=_tls(options), user=_user(options), timeout_s=timeout_s)
     except EtcdMissingError as exc:
-        raise ValueError(in_options(str(exc))) from exc
+        raise ValueError(str(exc)) from exc
     except EtcdRefusedError as exc:
-        raise ValueError(f"etcd cannot be reached as it was asked for: {in_options(str(exc))}") from exc
-
-
-def in_options(words: str) -> str:
-    """A sentence of the client's in the names that the options have."""
-    for theirs, ours in _IN_OPTIONS:
-        words = words.replace(theirs, ours)
-    return words
-
-
-@contextmanager
-def in_option_names() -> Iterator[None]:
-    """What goes wrong with etcd becomes an error of the rendezvous, in the names that the options have."""
-    try:
-        yield
-    except EtcdError as exc:
-        raise RendezvousConnectionError(in_options(str(exc))) from exc
-    except (RendezvousConnectionError, RendezvousTimeoutError) as exc:
-        raise type(exc)(in_options(str(exc))) from exc.__cause__
+        raise ValueError(f"etcd cannot be reached as it was asked for: {exc}") from exc
 
 
 def _tls(options: OptionValues) -> Tls | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from rallypoint.backends.etcd_v3_client import OPTIONS, PREFIX, in_option_names, open_client
+from rallypoint.backends.etcd_v3_client import OPTIONS, PREFIX, open_client
 from rallypoint.backends.options import read_options
 from rallypoint.client.admin_client import NotDoneError
-from rallypoint.etcd_client import EtcdClient
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.etcd_client import EtcdClient, EtcdError
 from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 
 
@@ -21,7 +23,7 @@ class EtcdRecords:
     def names(self) -> list[str]:
         """The ids of the runs that have a record."""
         keys = RecordKeys(self._prefix, "")
-        with in_option_names():
+        with _in_words():
             pages = self._client.pages(keys.runs, prefix=True, keys_only=True)
             found = [keys.run_id_of(kv.key) for page in pages for kv in page.kvs]
         return [run_id for run_id in found if run_id is not None]
@@ -29,7 +31,7 @@ class EtcdRecords:
     def read(self, run_id: str) -> bytes | None:
         """A run's record; None where it has none.  A NotDoneError where there is a run of version 0.1."""
         keys = RecordKeys(self._prefix, run_id)
-        with in_option_names():
+        with _in_words():
             found = self._client.get(keys.record)
             is_old = found is None and any(self._client.get(key) for key in (keys.old_leader, keys.old_board))
         if is_old:
@@ -49,3 +51,11 @@ def open_records(endpoint: str, config: Mapping[str, object], timeout_s: float) 
     """The records in the cluster at an endpoint; ValueError for what cannot be read, or without grpcio."""
     options = read_options("etcd-v3", config, OPTIONS)
     return EtcdRecords(open_client(endpoint, options, timeout_s=timeout_s), options[PREFIX])
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except EtcdError as exc:
+        raise RendezvousConnectionError(str(exc)) from exc

@@ -22,7 +22,7 @@ from rallypoint.backends.options import Option, OptionValues, check_bounds, chec
 from rallypoint.client import addresses
 from rallypoint.client.background import background, run_in_thread
 from rallypoint.client.member import Member
-from rallypoint.client.round_store import Serve
+from rallypoint.client.round_store import StoreHosting
 from rallypoint.elastic.api import RendezvousInfo, RendezvousParameters
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.member_handler import HandlerOnMembership
@@ -80,7 +80,7 @@ class RendezvousBackend(ABC):
 
     A medium that can tell of a change may have a third, `wait_for_change(token, timeout_s)`: it returns when the
     document's token is not `token` any more (None: when there is a document), or when the time is up.  Then nodes wait
-    for it instead of reading again and again.  It is called from a thread of its own, beside the others.
+    for it instead of reading again and again.  It is called from a thread of its own, at the same time as the others.
     """
 
     @property
@@ -181,7 +181,8 @@ class DynamicRendezvousHandler(HandlerOnMembership):
             ports=given[membership.SERVER_PORT],
             rest_s=getattr(backend, "rest_s", None),
         )
-        key = (backend.name, getattr(backend, "place", None) or _Identity(backend))
+        # An election that goes on holds its backend, so no other backend has that id meanwhile.
+        key = (backend.name, getattr(backend, "place", None) or id(backend))
         locator = ElectedLocator(f"the backend {backend.name!r}", key, candidacy)
         self._member = LocatedMember(
             locator,
@@ -190,7 +191,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
             run_settings,
             membership.node_from(local_addr, given),
             close_s=settings.timeout.close.total_seconds(),
-            serve_store=_server_of(store, given[membership.STORE]),
+            hosting=_hosting_of(store, given[membership.STORE]),
         )
         presence.greet(type(self))
         # As in PyTorch, a handler that nobody holds any more falls silent, and its node is given up.
@@ -242,7 +243,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
         return self._info(placed, None if self._store is None else _part_of(self._store, prefix))
 
     def _stop_heartbeats(self) -> None:
-        """End without a word to anybody, as a process does that is killed."""
+        """End without telling anybody, as a process does that is killed."""
         self._member.stop()
 
 
@@ -305,19 +306,6 @@ def _fall_silent(member: Member) -> None:
         background().call(member.stop)
 
 
-class _Identity:
-    """A backend as a key, by which object it is: the handlers that share it share an election."""
-
-    def __init__(self, backend: RendezvousBackend) -> None:
-        self._backend = backend
-
-    def __hash__(self) -> int:
-        return id(self._backend)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other._backend is self._backend
-
-
 def _own_address(store: Any | None) -> str:
     """The address by which this machine reaches the store's server, or any other machine where it has none (rule 2)."""
     host, port = getattr(store, "host", None), getattr(store, "port", None)
@@ -330,13 +318,14 @@ def _shares_store() -> bool:
     return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
 
-def _server_of(store: Any, asked: str) -> Serve:
+def _hosting_of(store: Any, asked: str) -> StoreHosting:
     """What serves the workers' store where this node has rank 0: nothing where they start their own."""
+    hosting = membership.store_hosting(asked, under_torch=is_torch_store(store), for_workers=True)
 
-    def serve(listener: socket.socket) -> Callable[[], None]:
+    def serve(listener: socket.socket, secret: str) -> Callable[[], None]:
         if store is None or _shares_store():
-            return membership.store_server(asked, under_torch=is_torch_store(store))(listener)
+            return hosting.serve(listener, secret)
         listener.close()
         return lambda: None
 
-    return serve
+    return StoreHosting(serve, hosting.has_secret)

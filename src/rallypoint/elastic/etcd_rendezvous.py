@@ -21,7 +21,7 @@ from rallypoint.backends.options import choice, read_options, seconds, text
 from rallypoint.elastic.api import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.legacy_etcd import protocol
-from rallypoint.elastic.legacy_etcd.lease import Lease
+from rallypoint.elastic.legacy_etcd.lease import KeyLease
 from rallypoint.elastic.legacy_etcd.phases import EtcdPhases
 from rallypoint.elastic.legacy_etcd.protocol import EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately
 from rallypoint.elastic.utils import _failures_recorded
@@ -118,7 +118,7 @@ class EtcdRendezvous(EtcdPhases):
         self._run_lease.stop()
 
     def store_extra_data(self, rdzv_version: str, key: str, value: str) -> None:
-        """Keep something beside a version, for all its nodes."""
+        """Keep something with a version, for all its nodes."""
         path, conflicts = self._extra_data(rdzv_version), 0
         with self._asking() as term:
             while True:
@@ -159,7 +159,7 @@ class EtcdRendezvous(EtcdPhases):
             node = self._keys.read(full_path, term).node
             is_directory = node is not None and node.is_directory
             alive = self._keys.prolong(full_path, ttl, term, directory=is_directory)
-        lease = Lease(self._keys, full_path, ttl, directory=is_directory)
+        lease = KeyLease(self._keys, full_path, ttl, directory=is_directory)
         if not alive:
             lease.stop()
         self._leases = [*(held for held in self._leases if not held.stopped.is_set()), lease]
@@ -231,9 +231,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
     def _meet(self, rank: int, store: Any) -> RendezvousStoreInfo | None:
         """Where rank 0 says that the workers meet; None where it died before it could say so."""
-        patience: timedelta = store.timeout
+        timeout: timedelta = store.timeout
         store.set_timeout(timedelta(seconds=_LOOK_S))
-        deadline = time.monotonic() + patience.total_seconds()
+        deadline = time.monotonic() + timeout.total_seconds()
         try:
             while True:
                 try:
@@ -244,7 +244,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
                     if self._rendezvous.has_lost_its_world():
                         return None
         finally:
-            store.set_timeout(patience)
+            store.set_timeout(timeout)
 
 
 @in_torch_words_too

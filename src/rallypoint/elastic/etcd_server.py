@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO, TextIO
 from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2.keys import Keys, NoApiV2Error
+from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, NoApiV2Error
 from rallypoint.waiting import Deadline
 
 __all__ = ["EtcdServer", "find_etcd", "find_free_port", "logger", "stop_etcd"]
@@ -35,7 +34,7 @@ BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 
 _HOST = "localhost"
 _ADDRESS = "127.0.0.1"
-_POLL_S = 0.05
+_LOOK_S = 0.2  # how often it is seen whether etcd still runs, while it does not answer
 _END_S = 30.0
 
 
@@ -86,7 +85,7 @@ class EtcdServer:
     def __init__(self, data_dir: str | None = None) -> None:
         self._data_dir = data_dir
         self._port = -1
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._farewell: weakref.finalize[..., EtcdServer] | None = None
 
     def start(self, timeout: float = 60, num_retries: int = 3, stderr: int | TextIO | None = None) -> None:
@@ -94,11 +93,11 @@ class EtcdServer:
 
         What it says goes to `stderr`, or, without, into its own folder; RuntimeError shows the end of that.
         """
-        if self._keeper is not None:
+        if self._supervisor is not None:
             raise RuntimeError(f"this etcd server runs already, on port {self._port}: stop it first")
         binary = find_etcd()
         attempts = 0
-        while self._keeper is None:
+        while self._supervisor is None:
             attempts += 1
             try:
                 self._start(binary, timeout, stderr)
@@ -108,7 +107,7 @@ class EtcdServer:
 
     def stop(self) -> None:
         """End it, and remove its data; again does nothing."""
-        farewell, self._farewell, self._keeper = self._farewell, None, None
+        farewell, self._farewell, self._supervisor = self._farewell, None, None
         if farewell is not None:
             farewell()
 
@@ -126,7 +125,7 @@ class EtcdServer:
 
     def get_client(self) -> Any:
         """A new client of python-etcd."""
-        if self._keeper is None:
+        if self._supervisor is None:
             raise RuntimeError("this etcd server has no client yet: start it first")
         return make_client([(_HOST, self._port)], read_timeout_s=10)
 
@@ -135,10 +134,10 @@ class EtcdServer:
             Path(self._data_dir).mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="etcd-", dir=self._data_dir))
         port, peer_port = _free_ports()
-        keeper = Path(__file__).with_name("etcd_supervisor.py")
+        program = Path(__file__).with_name("etcd_supervisor.py")
         with (folder / "log").open("w+b") as log:
             process = subprocess.Popen(
-                [sys.executable, "-I", str(keeper), str(folder), *_command(binary, folder / "data", port, peer_port)],
+                [sys.executable, "-I", str(program), str(folder), *_command(binary, folder / "data", port, peer_port)],
                 stdin=subprocess.PIPE,
                 stdout=log if stderr is None else subprocess.DEVNULL,
                 stderr=log if stderr is None else stderr,
@@ -150,7 +149,7 @@ class EtcdServer:
             except BaseException:
                 farewell()
                 raise
-        self._port, self._keeper, self._farewell = port, process, farewell
+        self._port, self._supervisor, self._farewell = port, process, farewell
 
 
 class _DidNotStartError(Exception):
@@ -170,31 +169,19 @@ def _command(binary: str, data: Path, port: int, peer_port: int) -> list[str]:
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int, timeout_s: float, log: BinaryIO) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not _answers(port):
-        code = process.poll()
-        if code is not None:
-            raise _DidNotStartError(f"it ended with code {code}: {_last_line(log)}", for_good=code == 127)
-        if time.monotonic() > deadline:
-            raise _DidNotStartError(f"it does not answer after {timeout_s:g} s: {_last_line(log)}")
-        time.sleep(_POLL_S)
-    try:
-        Keys(make_client([(_ADDRESS, port)])).read("/", Deadline.after(timeout_s))
-    except StoreError as exc:
-        raise _DidNotStartError(str(exc), for_good=isinstance(exc, NoApiV2Error)) from exc
-
-
-def _answers(port: int) -> bool:
-    import http.client
-
-    connection = http.client.HTTPConnection(_ADDRESS, port, timeout=2)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    keys, deadline = Keys(make_client([(_ADDRESS, port)])), Deadline.after(timeout_s)
+    while True:
+        try:
+            keys.read("/", Deadline.after(min(_LOOK_S, deadline.left_s())))
+        except EtcdAwayError:  # noqa: PERF203  # trying again is the point
+            if (code := process.poll()) is not None:
+                raise _DidNotStartError(f"it ended with code {code}: {_last_line(log)}", for_good=code == 127) from None
+            if not deadline.left_s():
+                raise _DidNotStartError(f"it does not answer after {timeout_s:g} s: {_last_line(log)}") from None
+        except StoreError as exc:
+            raise _DidNotStartError(str(exc), for_good=isinstance(exc, NoApiV2Error)) from exc
+        else:
+            return
 
 
 def _free_ports() -> tuple[int, int]:
@@ -204,7 +191,7 @@ def _free_ports() -> tuple[int, int]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The keeper sees the end of its input, ends etcd and removes the data."""
+    """The supervisor sees the end of its input, ends etcd and removes the data."""
     if process.stdin is not None:
         process.stdin.close()
     # On a machine that is too busy it goes on by itself: killed, it would leave the data behind.

@@ -53,7 +53,7 @@ def _stay(server: subprocess.Popen[bytes]) -> None:
 
 
 def _die_with_parent() -> None:
-    """The keeper may be killed as well."""
+    """The supervisor may be killed as well."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

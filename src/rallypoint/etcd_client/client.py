@@ -15,8 +15,7 @@ from rallypoint.etcd_client.cluster import Cluster, RetryKind
 from rallypoint.etcd_client.codec import Message
 from rallypoint.etcd_client.endpoints import Tls, User, parse_endpoints
 from rallypoint.etcd_client.errors import EtcdClosedError, EtcdLeaseLostError, EtcdRefusedError
-from rallypoint.etcd_client.lease_keeper import LeaseKeeper
-from rallypoint.etcd_client.leases import Lease, Renewal
+from rallypoint.etcd_client.leases import Lease
 from rallypoint.etcd_client.messages import Compare, KeyValue, RangeResponse, RequestOp
 from rallypoint.etcd_client.transactions import (
     GuardedPut,
@@ -187,8 +186,8 @@ class EtcdClient:
     ) -> Lease:
         """A lease that is kept alive from now on; etcd may grant more than was asked for.
 
-        A thread of the client's renews it only while `renew_while()` is true (None: always), so that a lease does not
-        outlive the work that it stands for.  The thread calls it before each renewal; it must return at once.
+        A thread renews it only while `renew_while()` is true (None: always), so that a lease does not outlive the work that
+        it stands for.  The thread calls it before each renewal.
         """
         # The id is ours, so that a grant whose answer was lost can be asked for again.
         asked_at, lease_id = time.monotonic(), secrets.randbits(62) + 1
@@ -199,7 +198,7 @@ class EtcdClient:
             if "lease already exists" not in str(refusal):
                 raise
             granted_s = self.time_to_live(lease_id, timeout_s=timeout_s).granted_ttl
-        return self._lease(lease_id, Renewal(granted_s, asked_at), renew_while)
+        return self._lease(lease_id, granted_s, asked_at, renew_while)
 
     def adopt(
         self, lease_id: int, *, renew_while: Callable[[], bool] | None = None, timeout_s: float | None = None
@@ -212,19 +211,11 @@ class EtcdClient:
         found = self.time_to_live(lease_id, timeout_s=timeout_s)
         if found.ttl <= 0:
             raise EtcdLeaseLostError(f"lease {lease_id:x} has expired or was revoked")
-        renewal = Renewal(found.granted_ttl, asked_at - (found.granted_ttl - found.ttl))
-        return self._lease(lease_id, renewal, renew_while)
+        return self._lease(lease_id, found.granted_ttl, asked_at - (found.granted_ttl - found.ttl), renew_while)
 
-    def _lease(self, lease_id: int, renewal: Renewal, renew_while: Callable[[], bool] | None) -> Lease:
-        keeper = self._open.service(LeaseKeeper)
-
-        def let_go(lease: Lease) -> None:
-            keeper.drop(lease)
-            self._leases.discard(lease)
-
-        lease = Lease(lease_id, renewal, renew_while, let_go, self.revoke)
+    def _lease(self, lease_id: int, ttl_s: float, asked_at: float, renew_while: Callable[[], bool] | None) -> Lease:
+        lease = Lease(self._open, lease_id, ttl_s, asked_at, renew_while, self._leases.discard, self.revoke)
         self._leases.add(lease)
-        keeper.keep(lease)
         return lease
 
     def revoke(self, lease: Lease | int, *, wait: bool = True, timeout_s: float | None = None) -> None:
@@ -270,7 +261,7 @@ class EtcdClient:
             revision = self.range(key, prefix=prefix, end=end, count_only=True, timeout_s=timeout_s).revision + 1
         read = partial(self.range, key, prefix=prefix, end=end, timeout_s=timeout_s)
         watched = WatchedRange(start, stop, revision or 1)
-        watch = Watch(self._open.service(WatchStream), watched, read, self._watches.discard, snapshot=snapshot)
+        watch = Watch(self._open.watch_stream(WatchStream), watched, read, self._watches.discard, snapshot=snapshot)
         self._watches.add(watch)
         if self._cluster is None:  # another thread has closed the client meanwhile, and may not have seen the watch
             watch.close()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from rallypoint.etcd_client import errors
 from rallypoint.etcd_client.codec import Message, decode, encode
 from rallypoint.etcd_client.endpoints import Attempts, Rotation, Tls, User
-from rallypoint.etcd_client.failures import FailureAction, classify
+from rallypoint.etcd_client.failures import Diagnosis, FailureAction, classify
 from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, Response
 from rallypoint.etcd_client.transport import CallFailedError, Channel, Channels, Metadata, check_process
 from rallypoint.forks import OpenedIn
@@ -70,7 +70,7 @@ class Cluster:
         self._login_lock = threading.Lock()
         self._lock = threading.RLock()  # for the next three
         self._users = 1
-        self._services: dict[Any, Any] = {}
+        self._watch_stream: Any = None
         self._threads: list[threading.Thread] = []
 
     def call(
@@ -98,21 +98,19 @@ class Cluster:
                 self._proven.add(endpoint)
                 return found
             except CallFailedError as failure:
-                judgement = classify(failure.code, failure.details)
+                diagnosis = classify(failure.code, failure.details)
                 where = f"({_name(method)} at {endpoint}){_SENT_BEFORE if attempts.ambiguous else ''}"
-                if judgement.verdict is FailureAction.FINAL:
-                    raise judgement.error(f"{judgement.words} {where}") from failure
-                if judgement.verdict is FailureAction.LOGIN:
-                    attempts.note(endpoint, judgement.words)
+                if diagnosis.action is FailureAction.FINAL:
+                    raise diagnosis.error(f"{diagnosis.words} {where}") from failure
+                if diagnosis.action is FailureAction.LOGIN:
+                    attempts.note(endpoint, diagnosis.words)
                     attempts.logins += 1
                     if self.user is None or method == AUTHENTICATE or attempts.logins > _LOGINS:
-                        raise errors.EtcdAuthError(f"{judgement.words} {where}") from failure
+                        raise errors.EtcdAuthError(f"{diagnosis.words} {where}") from failure
                     self.login(logins, deadline - time.monotonic())
                     continue
-                has_new_certificates = self.failed(endpoint)
-                is_hopeless = judgement.verdict is FailureAction.HOPELESS and not has_new_certificates
-                attempts.note(endpoint, judgement.words, hopeless=is_hopeless)
-                attempts.ambiguous |= sent and kind is not RetryKind.READ and judgement.verdict is FailureAction.MAYBE
+                self.failed(endpoint, diagnosis, attempts)
+                attempts.ambiguous |= sent and kind is not RetryKind.READ and diagnosis.action is FailureAction.MAYBE
                 if attempts.all_hopeless or (attempts.ambiguous and kind is RetryKind.ONCE):
                     raise self._no_answer(method, timeout_s, attempts) from failure
             if attempts.ends_round(endpoint):
@@ -143,16 +141,15 @@ class Cluster:
         with suppress(RuntimeError):
             self.start(connect, "etcd-connect")
 
-    def failed(self, endpoint: str) -> bool:
-        """An endpoint did not answer: the others are asked first from now on, and the watch stream checks its own.
-
-        True if the certificates were replaced meanwhile, so that it may answer now.
-        """
+    def failed(self, endpoint: str, diagnosis: Diagnosis, attempts: Attempts) -> None:
+        """An endpoint did not answer: the others are asked first from now on, and the watch stream checks its own."""
         self.rotation.failed(endpoint)
         self._proven.discard(endpoint)
         for tell in self.when_failed:
             tell(endpoint)
-        return self.channels.reload_certificates()
+        has_new_certificates = self.channels.reload_certificates()
+        is_hopeless = diagnosis.action is FailureAction.HOPELESS and not has_new_certificates
+        attempts.note(endpoint, diagnosis.words, hopeless=is_hopeless)
 
     def _no_answer(self, method: str, timeout_s: float, attempts: Attempts) -> errors.EtcdError:
         if attempts.ambiguous:
@@ -196,14 +193,14 @@ class Cluster:
         finally:
             self._login_lock.release()
 
-    def service(self, kind: Callable[[Cluster], S]) -> S:
-        """The one lease keeper, or watch stream, of this cluster; started when it is first asked for."""
+    def watch_stream(self, open_stream: Callable[[Cluster], S]) -> S:
+        """The one stream for the watches of this cluster; opened when it is first asked for."""
         check_process(self.opened_in)
         with self._lock:
             if self.closing.is_set():
                 raise errors.EtcdClosedError("the client is closed")
-            service: S = self._services.get(kind) or self._services.setdefault(kind, kind(self))
-            return service
+            self._watch_stream = stream = self._watch_stream or open_stream(self)
+            return stream
 
     def start(self, run: Callable[[], None], name: str) -> None:
         """A thread that belongs to this cluster; RuntimeError where the system has none left."""
@@ -240,10 +237,10 @@ class Cluster:
                 return
         _join([thread for thread in self._threads if thread.name == _REVOKE])
         self.closing.set()
-        with self._lock:  # after this, none is added
-            services = list(self._services.values())
-        for service in services:
-            service.close()
+        with self._lock:  # after this, none is opened
+            watch_stream = self._watch_stream
+        if watch_stream is not None:
+            watch_stream.close()
         self.channels.close()
         # The threads' references to grpc's objects end with them, and need not be collected at the end of the process.
         _join(self._threads)

@@ -63,11 +63,6 @@ def _field(name: str, hint: Any) -> Field:
     return Field(name, number, kind, repeated, optional, _VARINT if kind in (int, bool) else _LENGTH)
 
 
-def fields_of(cls: type[Message]) -> tuple[Field, ...]:
-    """The fields of a message, in the order in which they are written."""
-    return tuple(_table_of(cls).values())
-
-
 def encode(message: Message) -> bytes:
     """A message as bytes: the same bytes that protobuf writes."""
     out = bytearray()

@@ -29,23 +29,23 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):
-            raise EtcdRefusedError("a client certificate and its key go together: give both cert_file and key_file")
+            raise EtcdRefusedError("a client certificate and its key go together: give both")
 
     def read(self) -> list[bytes | None]:
         """The contents: authority, key, certificate."""
-        return [self._read(what) for what in ("ca_file", "key_file", "cert_file")]
+        return [_pem("CA file", self.ca_file), _pem("key", self.key_file), _pem("certificate", self.cert_file)]
 
-    def _read(self, what: str) -> bytes | None:
-        path: str | None = getattr(self, what)
-        if path is None:
-            return None
-        try:
-            content = Path(path).read_bytes()
-        except OSError as problem:
-            raise EtcdMissingError(f"{what} {path!r} cannot be read: {problem.strerror}") from problem
-        if b"-----BEGIN " not in content:
-            raise EtcdMissingError(f"{what} {path!r} holds nothing in PEM format (no line with -----BEGIN)")
-        return content
+
+def _pem(what: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        content = Path(path).read_bytes()
+    except OSError as problem:
+        raise EtcdMissingError(f"The {what} {path!r} cannot be read: {problem.strerror}.") from problem
+    if b"-----BEGIN " not in content:
+        raise EtcdMissingError(f"The {what} {path!r} holds nothing in PEM format (no line with -----BEGIN).")
+    return content
 
 
 @dataclass(frozen=True)

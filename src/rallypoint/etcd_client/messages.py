@@ -1,6 +1,6 @@
 """The messages of etcd's v3 protocol that the client uses, with the numbers that their fields have on the wire.
 
-Names are etcd's own, but for those that stand for several of etcd's: `Response`, `LeaseRequest` and `LeaseResponse`.  A
+Names are etcd's own, but for `WatchEvent` and those that stand for several: `Response`, `LeaseRequest`, `LeaseResponse`.  A
 field that is not listed here is skipped when it is read.
 """
 
@@ -145,7 +145,7 @@ class WatchRequest(Message, frozen=True):
     cancel_request: Annotated[WatchCancelRequest | None, 2] = None
 
 
-class Event(Message, frozen=True):
+class WatchEvent(Message, frozen=True):
     """A change of one key: 0 is a write, 1 a deletion."""
 
     type: Annotated[int, 1] = 0
@@ -160,7 +160,7 @@ class WatchResponse(Response, frozen=True):
     canceled: Annotated[bool, 4] = False
     compact_revision: Annotated[int, 5] = 0
     cancel_reason: Annotated[str, 6] = ""
-    events: Annotated[tuple[Event, ...], 11] = ()
+    events: Annotated[tuple[WatchEvent, ...], 11] = ()
 
 
 class LeaseGrantRequest(Message, frozen=True):

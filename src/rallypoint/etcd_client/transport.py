@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import sys
 import threading
 from collections.abc import Iterator
@@ -44,6 +45,9 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
 )
+
+KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
+"""The one call for which etcd has a stream and nothing else."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -111,6 +115,8 @@ class Channel:
         self._methods: dict[str, Any] = {}
 
     def call(self, method: str, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
+        if method == KEEP_ALIVE:
+            return self._first_answer(method, request, timeout_s, metadata)
         check_process(self._opened_in)
         try:
             ask = self._methods.get(method) or self._methods.setdefault(method, self._channel.unary_unary(method))
@@ -121,11 +127,27 @@ class Channel:
             raise CallFailedError("CANCELLED", str(problem)) from problem
         return answer
 
-    def stream(self, method: str, requests: Iterator[bytes], metadata: Metadata) -> ByteStream:
-        """A stream in both directions; it lasts until either side ends it."""
+    def _first_answer(self, method: str, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        requests.put(request)
+        # Open until the answer is there: etcd's proxy gives none on a stream that was ended before.
+        stream = self.stream(method, iter(requests.get, None), metadata, timeout_s)
+        try:
+            for answer in stream:
+                return answer
+            raise CallFailedError("UNAVAILABLE", "the member ended the stream")
+        finally:
+            requests.put(None)
+            stream.cancel()
+
+    def stream(
+        self, method: str, requests: Iterator[bytes], metadata: Metadata, timeout_s: float | None = None
+    ) -> ByteStream:
+        """A stream in both directions; it lasts until either side ends it, or for so long."""
         check_process(self._opened_in)
         try:
-            return ByteStream(self._grpc, self._channel.stream_stream(method)(requests, metadata=metadata))
+            call = self._channel.stream_stream(method)(requests, timeout=timeout_s, metadata=metadata)
+            return ByteStream(self._grpc, call)
         except ValueError as problem:
             raise CallFailedError("CANCELLED", str(problem)) from problem
         except RuntimeError as problem:  # a stream needs a thread of grpc's, and there may be none left

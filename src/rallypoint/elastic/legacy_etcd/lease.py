@@ -16,7 +16,7 @@ log = logging.getLogger("rallypoint.etcd")
 _RETRY_S = 0.5
 
 
-class Lease:
+class KeyLease:
     """Prolongs a key at half of its time; where it is gone, `revive` is called, a method that may bring it back.
 
     It ends by `stop()`, when nobody holds it any more, or when the key is gone and there is no such method.  The thread holds

@@ -16,7 +16,7 @@ from typing import Any
 
 from rallypoint.backends.etcd_v2_client import python_etcd
 from rallypoint.elastic.legacy_etcd import protocol
-from rallypoint.elastic.legacy_etcd.lease import Lease
+from rallypoint.elastic.legacy_etcd.lease import KeyLease
 from rallypoint.elastic.legacy_etcd.protocol import (
     FINAL,
     FROZEN,
@@ -25,8 +25,8 @@ from rallypoint.elastic.legacy_etcd.protocol import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
     Found,
-    Seat,
     State,
+    VersionRank,
 )
 from rallypoint.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.stores.errors import StoreError
@@ -75,9 +75,9 @@ class EtcdPhases:
         folder = prefix.strip("/")
         self._root = f"/{folder}/run_{run_id}" if folder else f"/run_{run_id}"
         self._active, self._counter = self.get_path("rdzv/active_version"), self.get_path("rdzv/version_counter")
-        self._seat: Seat | None = None
-        self._lease: Lease | None = None
-        self._leases: list[Lease] = []
+        self._seat: VersionRank | None = None
+        self._lease: KeyLease | None = None
+        self._leases: list[KeyLease] = []
         self._mixed = False
         # Of the phase that is under way:
         self._phase_term: Deadline | None = None
@@ -86,7 +86,9 @@ class EtcdPhases:
         self._conflicts = 0
         with self._asking() as term:
             self._prepare(term)
-        self._run_lease = Lease(self._keys, self._root, protocol.RUN_TTL_S, directory=True, revive=self._prepare_again)
+        self._run_lease = KeyLease(
+            self._keys, self._root, protocol.RUN_TTL_S, directory=True, revive=self._prepare_again
+        )
 
     def init_phase(self) -> tuple[str, int, int]:
         """Begin a version or join the one that there is; its version, this node's rank, and the size.
@@ -180,7 +182,7 @@ class EtcdPhases:
 
     def confirm_membership(self, expected_version: str, this_rank: int) -> Any:
         """Confirm that this node is there, and keep its key alive from now on; the state then."""
-        seat = Seat(expected_version, this_rank)
+        seat = VersionRank(expected_version, this_rank)
         key = self._keep_alive(seat)
 
         def step(found: Found, term: Deadline) -> Found | None:
@@ -195,7 +197,7 @@ class EtcdPhases:
                     self._lease.stop()
                 self._seat = seat
                 self._keys.write(key, OURS, term, ttl_s=protocol.KEEP_ALIVE_TTL_S)
-                self._lease = Lease(self._keys, key, protocol.KEEP_ALIVE_TTL_S, revive=self._revive)
+                self._lease = KeyLease(self._keys, key, protocol.KEEP_ALIVE_TTL_S, revive=self._revive)
             return self._edit(found, protocol.confirmed(found.state, key), term)
 
         return self._result(self._repeat(step), "compareAndSwap")
@@ -412,7 +414,7 @@ class EtcdPhases:
     def _directory(self, version: str) -> str:
         return self.get_path(f"rdzv/v_{version}")
 
-    def _keep_alive(self, seat: Seat) -> str:
+    def _keep_alive(self, seat: VersionRank) -> str:
         return f"{self._directory(seat.version)}/rank_{seat.rank}"
 
     def _said(self, found: Found) -> str:

@@ -36,7 +36,7 @@ class EtcdRendezvousRetryImmediately(Exception):  # noqa: N818  # the name is Py
     """The rendezvous did not come about, and may at once: go through the phases again."""
 
 
-class Seat(NamedTuple):
+class VersionRank(NamedTuple):
     """A place in a version."""
 
     version: str

@@ -11,19 +11,18 @@ from __future__ import annotations
 import base64
 import random
 import re
-import secrets
-import socket
 import ssl
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from rallypoint import forks
 from rallypoint.stores.errors import StoreError
-from rallypoint.stores.etcd_v2.http_connection import HttpResponse, connect, exchange, request
 from rallypoint.waiting import Deadline
 
 NO_KEY, COMPARE_FAILED, NOT_A_FILE, NOT_A_DIRECTORY, ALREADY_THERE = 100, 101, 102, 104, 105
@@ -101,7 +100,7 @@ class Keys:
         if client.username:
             user = base64.b64encode(f"{client.username}:{client.password}".encode()).decode()
             self.headers = {"Authorization": f"Basic {user}"}
-        self._idle: dict[str, list[socket.socket]] = {}
+        self._idle: dict[str, list[HTTPConnection]] = {}
         weakref.finalize(self, _hang_up, self._idle)
         self._members = [str(client.base_uri)]
         self._is_lone = self._has_learnt = False
@@ -125,14 +124,30 @@ class Keys:
         """The address that is asked first."""
         return self._members[0]
 
-    def connect(self, member: str, timeout_s: float) -> socket.socket:
-        if self._context is None and member.startswith("https:"):
-            # What python-etcd was told about certificates, by the names of urllib3.
-            context = ssl.create_default_context(cafile=self._tls.get("ca_certs"))
-            if self._tls.get("cert_file"):
-                context.load_cert_chain(self._tls["cert_file"], self._tls.get("key_file"))
-            self._context = context
-        return connect(member, self._context, timeout_s)
+    def connect(self, member: str, timeout_s: float) -> HTTPConnection:
+        """A connection to a member; OSError if nothing listens there, or one side does not trust the other."""
+        url = urlsplit(member)
+        place = url.hostname or "localhost", url.port or 2379
+        if url.scheme != "https":
+            connection = HTTPConnection(*place, timeout=timeout_s)
+        else:
+            if self._context is None:
+                # What python-etcd was told about certificates, by the names of urllib3.
+                self._context = ssl.create_default_context(cafile=self._tls.get("ca_certs"))
+                if self._tls.get("cert_file"):
+                    self._context.load_cert_chain(self._tls["cert_file"], self._tls.get("key_file"))
+            connection = HTTPSConnection(*place, timeout=timeout_s, context=self._context)
+        connection.connect()
+        return connection
+
+    def send(self, connection: HTTPConnection, method: str, place: str, fields: Mapping[str, str]) -> None:
+        """Send a request; nothing is ever sent twice."""
+        text, target, headers = urlencode(fields), quote(place), dict(self.headers)
+        if method == "PUT":
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            connection.request(method, target, text.encode("ascii"), headers)
+        else:
+            connection.request(method, f"{target}?{text}" if text else target, headers=headers)
 
     def where(self, path: str) -> str:
         """A key's path in the API."""
@@ -271,11 +286,10 @@ class Keys:
         member = self.member
         attempt_s = min(max(deadline.left_s(), 0.01), _ONE_ATTEMPT_S if len(self._members) > 1 else _LONE_ATTEMPT_S)
         try:
-            sent = request(method, member, self.where(path), fields, self.headers)
-            response = self._exchange(member, sent, attempt_s)
-            answer = read_answer(response, member)
+            response, body = self._exchange(member, method, self.where(path), fields, attempt_s)
+            answer = read_answer(response, body, member)
             if answer is None:
-                raise _NoAnswerError(f"{member} answered {response.status}: {response.body[:200]!r}", sent=True)
+                raise _NoAnswerError(f"{member} answered {response.status}: {body[:200]!r}", sent=True)
         except _NoAnswerError:
             self.turn_away(member)
             raise
@@ -286,49 +300,54 @@ class Keys:
         """Find out, once, who else is in the cluster; a cluster of one needs no majority."""
         if self._has_learnt:
             return
-        sent = request("GET", self.member, self._machines, {}, self.headers)
+        timeout_s = min(deadline.left_s() + 0.01, _ONE_ATTEMPT_S)
         try:
-            response = self._exchange(self.member, sent, min(deadline.left_s() + 0.01, _ONE_ATTEMPT_S))
+            response, body = self._exchange(self.member, "GET", self._machines, {}, timeout_s)
         except _NoAnswerError:
             return
         if response.status == 200:
-            members = [uri.strip() for uri in response.body.decode(errors="replace").split(",") if uri.strip()]
+            members = [uri.strip() for uri in body.decode(errors="replace").split(",") if uri.strip()]
             self._is_lone = len(members) == 1
             if not self._is_lone:
                 self.also(members)
         self._has_learnt = response.status < 500
 
-    def _exchange(self, member: str, sent: bytes, timeout_s: float) -> HttpResponse:
+    def _exchange(
+        self, member: str, method: str, place: str, fields: Mapping[str, str], timeout_s: float
+    ) -> tuple[HTTPResponse, bytes]:
         """Send a request over a connection that is free, and hear the answer."""
         idle = self._idle.setdefault(member, [])
         try:
-            sock = idle.pop()
+            connection = idle.pop()
         except IndexError:
             try:
-                sock = self.connect(member, min(timeout_s, _CONNECT_S))
+                connection = self.connect(member, min(timeout_s, _CONNECT_S))
             except OSError as exc:
                 raise _NoAnswerError(_words(exc, member), sent=False) from exc
         try:
-            response = exchange(sock, sent, timeout_s)
+            connection.sock.settimeout(timeout_s)
+            self.send(connection, method, place, fields)
+            response = connection.getresponse()
+            body = response.read()
         except BaseException as exc:
-            sock.close()
+            connection.close()
             _hang_up({member: idle})
-            if isinstance(exc, OSError):
+            if isinstance(exc, OSError | HTTPException):
                 raise _NoAnswerError(_words(exc, member), sent=not isinstance(exc, ssl.SSLError)) from exc
             raise
-        if response.headers.get("Connection", "").lower() == "close" or len(idle) >= _MOST_IDLE:
-            sock.close()
+        if connection.sock is not None and len(idle) < _MOST_IDLE:  # None: the member wants it closed
+            idle.append(connection)
         else:
-            idle.append(sock)
-        return response
+            connection.close()
+        return response, body
 
 
 _made: weakref.WeakKeyDictionary[Any, Keys] = weakref.WeakKeyDictionary()
 
 
-def read_answer(response: HttpResponse, member: str) -> Answer | None:
+def read_answer(response: HTTPResponse, body: bytes, member: str) -> Answer | None:
     """What a member said; None where it could not answer: without a leader, or in the middle of something."""
-    status, headers, body = response
+    status = response.status
     try:
         answer = msgspec.json.decode(body, type=Answer)
     except msgspec.DecodeError as exc:
@@ -345,7 +364,7 @@ def read_answer(response: HttpResponse, member: str) -> Answer | None:
         return None
     if status in (401, 403) and not answer.code:
         answer.code = FORBIDDEN
-    answer.cause, answer.at = answer.cause or answer.message, int(headers.get("X-Etcd-Index") or answer.at)
+    answer.cause, answer.at = answer.cause or answer.message, int(response.headers["X-Etcd-Index"] or answer.at)
     return answer
 
 
@@ -364,12 +383,7 @@ def step_back(conflicts: int, write_s: float, deadline: Deadline) -> None:
     time.sleep(random.uniform(0.0, pause_s))
 
 
-def token() -> str:
-    """A name that nobody else has."""
-    return secrets.token_hex(12)
-
-
-def _hang_up(connections: dict[str, list[socket.socket]]) -> None:
+def _hang_up(connections: dict[str, list[HTTPConnection]]) -> None:
     for idle in connections.values():
         while idle:
             idle.pop().close()
@@ -380,7 +394,9 @@ def _fields(ttl_s: int | None, **fields: str | None) -> dict[str, str]:
     return {name: text for name, text in fields.items() if text is not None} | ttl
 
 
-def _words(exc: OSError, member: str) -> str:
+def _words(exc: OSError | HTTPException, member: str) -> str:
+    if isinstance(exc, HTTPException) and not isinstance(exc, OSError):
+        return f"what answers at {member} is no etcd: {exc!r}"
     if isinstance(exc, ssl.SSLError):
         return f"{member} and this client do not trust each other ({exc})"
     text = str(exc)

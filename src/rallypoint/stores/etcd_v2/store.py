@@ -7,6 +7,7 @@ hidden directory beside the values.
 from __future__ import annotations
 
 import copy
+import secrets
 import threading
 import time
 import weakref
@@ -31,7 +32,7 @@ from rallypoint.stores.etcd_v2.encoding import (
     shown,
     unmarked,
 )
-from rallypoint.stores.etcd_v2.keys import PAST, Answer, EtcdAwayError, EtcdNode, Keys, step_back, token
+from rallypoint.stores.etcd_v2.keys import PAST, Answer, EtcdAwayError, EtcdNode, Keys, step_back
 from rallypoint.stores.etcd_v2.watch import wait_for_event
 from rallypoint.waiting import Deadline
 
@@ -194,7 +195,7 @@ class EtcdV2Store(Store):
                 del since[name]
 
     def queue_push(self, key: str | bytes, value: bytes | str) -> None:
-        path = f"{self._queue(as_name(key))}/{token()}"
+        path = f"{self._queue(as_name(key))}/{secrets.token_hex(12)}"
         self._keys.swap(path, as_text(value), self._request_deadline(), ttl_s=self._ttl_s)
         self._use(path)
 
