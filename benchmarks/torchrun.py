@@ -1,4 +1,4 @@
-"""How long a training job stands still when an agent is killed: torchrun on torch's c10d and on ours, in one run.
+"""How long a training job takes to its first step, and stands still when an agent is killed: torchrun and `rallypoint run`.
 
 Measured from `kill -9` of one of three agents, with its worker, to the first training step of the two that are left.
 """
@@ -16,11 +16,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.processes import free_port
 
 TRAIN = Path(__file__).resolve().parents[1] / "examples" / "train.py"
 PATIENCE_S = 180.0
@@ -34,37 +37,55 @@ def run(console: Console, output: Path) -> None:
         title="kill -9 to the first step of the new world",
         title_justify="left",
     )
-    measured = [measure(backend) for backend in BACKENDS]
+    measured = [kill_one(partial(torchrun, backend)) for backend in BACKENDS]
     table.add_row("first step after", *(f"{stood_still:.1f}" for stood_still, _ in measured), "start-up + 1")
     table.add_row("of that, the workers' start-up", *(f"{start_up:.1f}" for _, start_up in measured), "")
     table.add_row("the rest", *(f"{stood_still - start_up:.1f}" for stood_still, start_up in measured), "1")
     console.print(table)
 
 
-def measure(backend: str) -> tuple[float, float]:
+def kill_one(command: Command) -> tuple[float, float]:
     """Seconds from the kill to the last survivor's first step in the new world, and from the start of its worker to it."""
-    with tempfile.TemporaryDirectory() as folder, _agents(backend, Path(folder), _free_port()) as agents:
+    with agents(command, "2:3", 3) as all_three:
         # The first hosts, and is not the one to die.
-        for agent in agents:
+        for agent in all_three:
             agent.step(size=3)
-        agents[2].kill()
+        all_three[2].kill()
         began = time.monotonic()
-        steps = [agent.step(size=2) for agent in agents[:2]]
+        steps = [agent.step(size=2) for agent in all_three[:2]]
         last, pid = max((step["at"], step["pid"]) for step in steps)
         return last - began, last - _born(pid)
 
 
-class Agent:
-    """One torchrun."""
+def first_step(command: Command) -> tuple[float, float]:
+    """Seconds from the start of two agents to the last one's first step, and from the start of its worker to that."""
+    began = time.monotonic()
+    with agents(command, "2", 2, at_once=True) as both:
+        last, pid = max((step["at"], step["pid"]) for step in [agent.step(size=2) for agent in both])
+        return last - began, last - _born(pid)
 
-    def __init__(self, backend: str, folder: Path, port: int) -> None:
+
+class Command(Protocol):
+    """The command line of an agent, without the program that it starts."""
+
+    def __call__(self, port: int, nodes: str) -> list[str]: ...
+
+
+def torchrun(backend: str, port: int, nodes: str) -> list[str]:
+    """torchrun on a backend."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "1"),
+        *("--max-restarts", "9", "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{port}"),
+        *("--rdzv-id", "bench", "--rdzv-conf", "last_call_timeout=1"),
+    ]
+
+
+class Agent:
+    """One agent that trains."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2:3", "--nproc-per-node", "1"),
-                *("--max-restarts", "9", "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{port}"),
-                *("--rdzv-id", "bench", "--rdzv-conf", "last_call_timeout=1"),
-                *(str(TRAIN), "--checkpoint", str(folder / "checkpoint.pt"), "--steps", "1000000"),
-            ],
+            [*command, str(TRAIN), "--checkpoint", str(folder / "checkpoint.pt"), "--steps", "1000000"],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -76,11 +97,13 @@ class Agent:
         self._reader.start()
 
     def step(self, size: int) -> dict[str, Any]:
-        """Wait for a training step in a world of this size."""
+        """Wait for a training step in a world of this size; TimeoutError where there is none in time."""
         deadline = time.monotonic() + PATIENCE_S
-        while (step := self._steps.get(timeout=max(deadline - time.monotonic(), 0.0)))["world_size"] != size:
-            pass
-        return step
+        with suppress(queue.Empty):
+            while (step := self._steps.get(timeout=max(deadline - time.monotonic(), 0.0)))["world_size"] != size:
+                pass
+            return step
+        raise TimeoutError(f"there was no step of {size} agents within {PATIENCE_S:.0f} s")
 
     def kill(self) -> None:
         """SIGKILL to the agent and its workers."""
@@ -100,24 +123,26 @@ class Agent:
         with self.process.stdout as lines:
             for line in lines:
                 with suppress(ValueError):
-                    event = json.loads(line)
+                    event = json.loads(line[line.index("{") :])  # behind the rank
                     self._workers.add(event["pid"])
                     if event["event"] == "step":
                         self._steps.put({**event, "at": time.monotonic()})
 
 
 @contextmanager
-def _agents(backend: str, folder: Path, port: int) -> Iterator[list[Agent]]:
-    """Three agents in one job; the first is there before the others, so that it is the host."""
-    agents = [Agent(backend, folder, port)]
-    try:
-        while not _listens(port):
-            time.sleep(0.05)
-        agents += [Agent(backend, folder, port) for _ in range(2)]
-        yield agents
-    finally:
-        for agent in agents:
-            agent.end()
+def agents(command: Command, nodes: str, count: int, *, at_once: bool = False) -> Iterator[list[Agent]]:
+    """Agents in one job; unless all start at once, the first is there before the others, so that it is the host."""
+    port, started = free_port(), []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for _ in range(count):
+                started.append(Agent(command(port, nodes), Path(folder)))
+                while not at_once and not _listens(port):
+                    time.sleep(0.05)
+            yield started
+        finally:
+            for agent in started:
+                agent.end()
 
 
 def _born(pid: int) -> float:
@@ -132,12 +157,3 @@ def _listens(port: int) -> bool:
 
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -33,7 +33,7 @@ class KeptOutLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunLine(msgspec.Struct, frozen=True):
-    """One run in a list: its phase in a word, how many nodes are here and have not finished, the sentence of rule 11.
+    """One run in a list: its phase, how many nodes are here and have not finished, the sentence of rule 11.
 
     For programs: how it ended where it is closed, how long ago its world was sealed, how long a wait lasts at most.
     """

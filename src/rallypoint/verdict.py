@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import Annotated
 
 import msgspec
@@ -30,6 +31,8 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*)(?:Error|Exception|Exit|Interrupt|Warning|Failure|Fault)\b.*")
+_PLACE = re.compile(r'^ *File "([^"]+)", line (\d+)')
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _BY_ITSELF = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -65,6 +68,13 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{how}: {said}" if said else how
 
     @property
+    def signature(self) -> str:
+        """What it died of, and where: the same for two failures that are alike."""
+        place = next((match for line in reversed(self.tail) if (match := _PLACE.search(line))), None)
+        where = f" ({PurePath(place[1]).name}, line {place[2]})" if place is not None else ""
+        return _ADDRESS.sub("0x…", self.why) + where
+
+    @property
     def names_a_peer(self) -> bool:
         """Whether what it said last is about its peers or the network."""
         if self.out_of_memory or self.signal in _BY_ITSELF:
@@ -85,7 +95,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     first: Failure | None
     followed: tuple[int, ...] = ()
     """Ranks that failed only because of it."""
-    beside: tuple[int, ...] = ()
+    independent: tuple[int, ...] = ()
     """Ranks that failed by themselves too, later."""
     lost: tuple[str, ...] = ()
 
@@ -96,9 +106,9 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
             nodes = ", ".join(self.lost)
             return [f"no worker failed by itself: {nodes} {'was' if len(self.lost) == 1 else 'were'} lost"]
         lines = [f"rank {first.rank} on {first.node} failed first: it {first.why}"]
-        if self.beside:
+        if self.independent:
             lines.append(
-                f"{_ranks(self.beside)} failed by {'itself' if len(self.beside) == 1 else 'themselves'} after that"
+                f"{_ranks(self.independent)} failed by {'itself' if len(self.independent) == 1 else 'themselves'} after that"
             )
         if self.followed:
             lines.append(f"{_ranks(self.followed)} failed only because of it")
@@ -117,9 +127,9 @@ def judge(failures: Iterable[Failure], lost: Sequence[str] = ()) -> Verdict:
     if not genuine:
         return Verdict(None, tuple(f.rank for f in by_time), (), tuple(lost))
     first = genuine[0]
-    beside = {f.rank for f in genuine[1:]}
-    followed = tuple(f.rank for f in by_time if f.rank != first.rank and f.rank not in beside)
-    return Verdict(first, followed, tuple(sorted(beside)), tuple(lost))
+    independent = {f.rank for f in genuine[1:]}
+    followed = tuple(f.rank for f in by_time if f.rank != first.rank and f.rank not in independent)
+    return Verdict(first, followed, tuple(sorted(independent)), tuple(lost))
 
 
 def summary_of(tail: Sequence[str]) -> str:

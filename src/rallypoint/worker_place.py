@@ -69,7 +69,8 @@ class Worker:
     def store(self) -> PrefixStore:
         """The round's bootstrap store, shared by all workers of the round and of no other."""
         host, port = parse_endpoint(self._environment["RALLYPOINT_STORE"], 0)
-        return PrefixStore(f"workers/{self.fence}", TcpStore(host, port))
+        secret = self._environment.get("RALLYPOINT_STORE_SECRET", "")
+        return PrefixStore(f"workers/{self.fence}", TcpStore(host, port, secret=secret))
 
 
 def worker(environment: Mapping[str, str] = os.environ) -> Worker:

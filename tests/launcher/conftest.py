@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+
+from tests.support.waiting import PATIENCE_S
 
 Launch = Callable[..., "subprocess.Popen[str]"]
 
@@ -33,7 +36,11 @@ def launch() -> Iterator[Launch]:
         started.append(process)
         return process
 
+    # A test that reads a line of a launcher waits until there is one: where there never is, this ends the wait.
+    patience = threading.Timer(4 * PATIENCE_S, kill, (started,))
+    patience.start()
     yield start
+    patience.cancel()
     for process in started:
         if process.poll() is None:
             process.kill()
@@ -41,6 +48,11 @@ def launch() -> Iterator[Launch]:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def kill(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
 
 
 def heed_signals() -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Screen(io.BytesIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
-def router(**more: bool) -> tuple[OutputRouter, Screen, Screen]:
+def router(**more: Any) -> tuple[OutputRouter, Screen, Screen]:
     out, err = Screen(), Screen()
     return OutputRouter(out, err, **more), out, err
 
@@ -49,7 +50,7 @@ def test_lines_are_shown_with_their_prefix_and_never_torn() -> None:
 
 
 def test_each_stream_goes_where_it_belongs(tmp_path: Path) -> None:
-    routed, out, err = router(coloured=True)
+    routed, out, err = router(coloured=(False, True))
     shown, shown_pipe = routed.open(Stream(0, is_error=True, prefix="[0] "))
     kept, kept_pipe = routed.open(Stream(1, is_error=False, shown=False, path=tmp_path / "log"))
     os.write(shown, b"oops\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.launcher.guard import descendants
+from rallypoint.launcher.guard import ControlGroup, descendants, own_group
 from rallypoint.launcher.processes import Ended, GuardLostError, ProcessGuard, StartError
 from tests.support.waiting import until
 
@@ -165,3 +165,96 @@ def test_nothing_is_left_after_a_launcher_was_killed(script: str) -> None:
     launcher.wait()
     launcher.stdout.close()
     until(lambda: not any(exists(process) for process in everything))
+
+
+# A control group of their own ----------------------------------------------------------------------------------------
+
+# It is another process every moment, so whoever looks and kills comes too late; after a while it ends by itself.
+RUNAWAY = """
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print("ready", flush=True)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+ends_at = time.monotonic() + 20
+while time.monotonic() < ends_at:
+    if os.fork():
+        os._exit(0)
+"""
+
+
+@pytest.mark.root
+def test_what_forks_faster_than_anybody_can_look_is_ended_by_its_control_group(launched: Launched) -> None:
+    def run(out: int) -> int:
+        return launched.guard.start(sys.executable, [sys.executable, "-c", RUNAWAY], {}, out, 2)
+
+    assert output_of(run)[1] == "ready\n"
+    assert launched.guard.sweep() == []
+    group = group_folder(launched)
+    assert group.exists()
+    launched.guard.close()
+    assert not group.exists()
+
+
+@pytest.mark.root
+def test_a_launcher_inside_a_worker_has_a_group_in_the_group(launched: Launched) -> None:
+    inner = f"{sys.executable} -m rallypoint run -- sh -c 'setsid sleep 600 & echo ready; sleep 600' 2>/dev/null & wait"
+    said = b""
+    read, write = os.pipe()
+    pid = launched.start(inner, write)
+    os.close(write)
+    while b"ready" not in said:
+        said += os.read(read, 100)
+    os.close(read)
+    until(lambda: len(descendants(pid)) == 5)
+    everything = descendants(launched.guard.pid)
+    launched.guard.close()
+    assert not any(exists(process) for process in everything)
+    assert not group_folder(launched).exists()
+
+
+@pytest.mark.root
+def test_a_killed_guard_leaves_no_group_behind(launched: Launched) -> None:
+    launched.start("setsid sleep 600 & sleep 600")
+    until(lambda: len(descendants(launched.guard.pid)) == 3)
+    everything = descendants(launched.guard.pid)
+    os.kill(launched.guard.pid, signal.SIGKILL)
+    assert launched.is_lost.wait(10)
+    launched.guard.close()
+    until(lambda: not any(exists(process) for process in everything))
+    until(lambda: not group_folder(launched).exists())
+
+
+def group_folder(launched: Launched) -> Path:
+    own = own_group("/proc/self/mountinfo", "/proc/self/cgroup")
+    return Path(own) / f"rallypoint-{launched.guard.pid}"
+
+
+@pytest.mark.parametrize(
+    ("mount", "group", "folder"),
+    [
+        (
+            "30 25 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw",
+            "0::/user.slice/a",
+            "/sys/fs/cgroup/user.slice/a",
+        ),
+        ("30 25 0:26 /docker/1 /sys/fs/cgroup ro - cgroup2 cgroup rw", "0::/docker/1/job", "/sys/fs/cgroup/job"),
+        ("30 25 0:26 /docker/1 /sys/fs/cgroup ro - cgroup2 cgroup rw", "0::/other", ""),
+        ("30 25 0:26 / /unified rw - cgroup2 cgroup2 rw", "4:memory:/x\n0::/", "/unified"),
+        ("30 25 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory", "4:memory:/x", ""),
+    ],
+)
+def test_the_own_group_is_found_where_it_is_mounted(tmp_path: Path, mount: str, group: str, folder: str) -> None:
+    mounts, groups = tmp_path / "mountinfo", tmp_path / "cgroup"
+    mounts.write_text(f"22 1 8:1 / / rw - ext4 /dev/root rw\n{mount}\n")
+    groups.write_text(f"{group}\n")
+    assert own_group(str(mounts), str(groups)) == folder
+
+
+def test_without_a_group_nothing_is_done() -> None:
+    group = ControlGroup("")
+    group.enter()
+    group.kill()
+    group.remove()
+    assert group.living() == []

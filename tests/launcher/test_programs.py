@@ -36,16 +36,25 @@ print("sum of", jax.process_count(), "ranks:", int(ranks.sum()), flush=True)
 """
 
 
-@pytest.fixture(params=["embedded", "etcd"])
+# The quick suite runs one program on each.
+EMBEDDED, ON_ETCD = (pytest.param(name, marks=pytest.mark.soak) for name in ("embedded", "etcd"))
+
+
+@pytest.fixture
 def endpoint(request: pytest.FixtureRequest) -> str:
     """Where the launchers of a test meet."""
-    return f"127.0.0.1:{free_port()}" if request.param == "embedded" else f"etcd://{shared().endpoint}"
+    return where(request.param)
+
+
+def where(place: str) -> str:
+    return f"127.0.0.1:{free_port()}" if place == "embedded" else f"etcd://{shared().endpoint}"
 
 
 def meeting(endpoint: str, nodes: str, run_id: str, *more: str) -> list[str]:
     return ["--rdzv", endpoint, "--run-id", run_id, "--nnodes", nodes, "--rdzv-conf", ",".join([SETTINGS, *more])]
 
 
+@pytest.mark.parametrize("endpoint", ["embedded", ON_ETCD], indirect=True)
 def test_a_script_written_for_torchrun_trains_through_the_loss_of_a_worker(
     launch: Launch, endpoint: str, tmp_path: Path
 ) -> None:
@@ -69,6 +78,7 @@ def test_a_script_written_for_torchrun_trains_through_the_loss_of_a_worker(
     assert max(int(str(event["step"])) for event in said if event["event"] == "step") == 39
 
 
+@pytest.mark.parametrize("endpoint", ["etcd", EMBEDDED], indirect=True)
 def test_processes_of_jax_find_each_other(launch: Launch, endpoint: str, tmp_path: Path) -> None:
     program = ("--nproc-per-node", "2", "--", sys.executable, "-c", JAX_SUM)
     both = [launch(*meeting(endpoint, "2", tmp_path.name), *program, JAX_PLATFORMS="cpu") for _ in range(2)]
@@ -141,10 +151,19 @@ class Counters:
             launcher.wait()
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(100, marks=pytest.mark.soak)])
-def test_nothing_is_lost_and_nothing_counted_twice_through_random_kills(rounds: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "rounds"),
+    [
+        ("embedded", 10),
+        pytest.param("embedded", 100, marks=pytest.mark.soak),
+        pytest.param("etcd", 100, marks=pytest.mark.soak),
+    ],
+)
+def test_nothing_is_lost_and_nothing_counted_twice_through_random_kills(
+    place: str, rounds: int, tmp_path: Path
+) -> None:
     randomness = random.Random(22)
-    counters = Counters(f"127.0.0.1:{free_port()}", tmp_path)
+    counters = Counters(where(place), tmp_path)
     try:
         for _ in range(3):
             counters.start()

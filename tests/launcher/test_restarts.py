@@ -35,3 +35,12 @@ def test_another_failure_between_starts_the_row_anew() -> None:
 def test_without_restarts_the_first_crash_is_the_last() -> None:
     decision = RestartPolicy(0, None, 3).crashed("a", 0)
     assert (decision.restart, decision.why) == (False, "all 0 restarts are used up")
+
+
+def test_failures_on_other_nodes_are_in_the_row_and_cost_nothing() -> None:
+    policy = RestartPolicy(1, None, 3)
+    assert policy.failed("a") is None
+    assert policy.crashed("a", 0).restart
+    decision = policy.failed("a")
+    assert decision is not None
+    assert (decision.restart, policy.count) == (False, 1)

@@ -325,7 +325,7 @@ def test_a_launcher_inside_a_worker_does_not_join_the_outer_run(launch: Launch) 
     inner = f"{sys.executable} -m rallypoint run --dry-run -- true"
     code, out, _ = ends(launch("--", "sh", "-c", inner, RALLYPOINT_NNODES="1:1", RALLYPOINT_RUN_ID="outer"))
     assert code == 0
-    assert "1 nodes meet at a free port of this machine as run 'run'" in out
+    assert "1 node meets at a free port of this machine as run 'run'" in out
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -342,6 +342,8 @@ def test_a_launcher_inside_a_worker_does_not_join_the_outer_run(launch: Launch) 
         (["--nnodes", "2", "--", "true"], "several nodes need a place to meet"),
         (["--nproc-per-node", "many", "--", "true"], "--nproc-per-node should be auto, cpu, gpu"),
         (["--nproc-per-node", "gpu", "--", "true"], "no GPU that can be seen"),
+        (["--pin", "gpu", "--", "true"], "no GPU that can be seen"),
+        (["--nnodes", "2", "--node-rank", "2", "--rdzv", "h:1", "--", "true"], "--node-rank 2 does not exist"),
         (["--standalone", "--nnodes", "2", "--", "true"], "--standalone is one node"),
         (["--log-dir", "/proc/nowhere", "--", "true"], "--log-dir /proc/nowhere cannot be written"),
         (["--env", "X={rnk}", "--", "true"], r"did you mean \{rank\}"),

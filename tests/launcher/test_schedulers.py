@@ -27,6 +27,7 @@ def test_srun_tells_everything() -> None:
     assert (found.endpoint.partition(":")[0], found.restarts, found.ends_at) == ("gpu07", 1, 1.8e9)
     assert found.in_words().startswith("Slurm: node 2, of 4, run slurm-4711.0, meeting at gpu07:")
     assert "SLURM_STEP_NODELIST" in found.in_words()
+    assert "restarted 1 times, until 2027-01-1" in found.in_words()
 
 
 def test_every_task_of_a_job_finds_the_same_meeting_point() -> None:
@@ -44,7 +45,7 @@ def test_two_jobs_on_one_machine_meet_at_different_ports() -> None:
 def test_with_a_task_for_every_worker_each_launcher_starts_one() -> None:
     found = detect({**SLURM, "SLURM_STEP_NUM_TASKS": "32"}, "gpu09")
     assert found is not None
-    assert (found.nnodes, found.nproc) == (32, 1)
+    assert (found.nnodes, found.nproc, found.shares_host) == (32, 1, True)
 
 
 def test_a_batch_script_on_several_nodes_is_told_to_use_srun() -> None:

@@ -25,7 +25,7 @@ def failed(rank: int, at: float, tail: tuple[str, ...] = (), **more: object) -> 
 def test_the_rank_that_raised_is_first_although_its_peers_ended_sooner() -> None:
     verdict = judge([failed(0, 1.0, RESET), failed(1, 1.4, BUG), failed(2, 1.1, exit_code=None, signal=6, tail=RESET)])
     assert verdict.first is not None
-    assert (verdict.first.rank, verdict.followed, verdict.beside) == (1, (0, 2), ())
+    assert (verdict.first.rank, verdict.followed, verdict.independent) == (1, (0, 2), ())
     assert verdict.lines()[0] == "rank 1 on n1 failed first: it ended with code 1: ValueError: loss is nan"
     assert "ranks 0, 2 failed only because of it" in verdict.lines()
 
@@ -33,7 +33,7 @@ def test_the_rank_that_raised_is_first_although_its_peers_ended_sooner() -> None
 def test_of_two_that_fail_by_themselves_the_earlier_is_first() -> None:
     verdict = judge([failed(3, 2.0, BUG), failed(1, 1.0, BUG)])
     assert verdict.first is not None
-    assert (verdict.first.rank, verdict.beside) == (1, (3,))
+    assert (verdict.first.rank, verdict.independent) == (1, (3,))
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,13 @@ def test_the_order_of_reports_does_not_matter() -> None:
     for seed in range(20):
         random.Random(seed).shuffle(failures)
         assert judge(failures) == expected
+
+
+def test_two_failures_are_the_same_if_they_say_the_same_at_the_same_place() -> None:
+    def bug(line: int, address: str) -> Failure:
+        return failed(0, 1.0, ("Traceback:", f'  File "/job/train.py", line {line}, in step', f"ValueError: {address}"))
+
+    assert bug(7, "in <Batch at 0x7f00>").signature == bug(7, "in <Batch at 0x7f99>").signature
+    assert bug(7, "a").signature != bug(8, "a").signature
+    assert bug(7, "a").signature == "ended with code 1: ValueError: a (train.py, line 7)"
+    assert failed(0, 1.0, exit_code=None, signal=9).signature == "was ended by SIGKILL"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.launcher.worker_env import WorkerPlace, first_rank, parse_template, worker_environment
+from rallypoint.launcher.worker_env import WorkerPlace, parse_template, worker_environment
 
 PLACE = WorkerPlace(
     run_id="job",
@@ -19,6 +19,8 @@ PLACE = WorkerPlace(
     store=("10.0.0.1", 4000),
     coordinator=("10.0.0.1", 4001),
     peers_file="/tmp/peers.json",
+    role_rank=3,
+    role_world_size=6,
     restarts=2,
     max_restarts=3,
 )
@@ -40,6 +42,8 @@ def test_a_script_for_torchrun_finds_its_variables() -> None:
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_RUN_ID": "job",
         "ROLE_NAME": "default",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "6",
         "OMP_NUM_THREADS": "1",
     }
     assert {name: environment[name] for name in expected} == expected
@@ -84,7 +88,3 @@ def test_templates_are_filled_in() -> None:
 def test_a_bad_template_gets_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         parse_template(text)
-
-
-def test_ranks_follow_each_other_where_nodes_have_unequal_numbers_of_workers() -> None:
-    assert [first_rank((2, 1, 4), node) for node in range(3)] == [0, 2, 3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from rallypoint.launcher.start import launch
 
     try:
-        return launch(plan, coloured=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+        return launch(plan)
     except ValueError as exc:  # what the rendezvous cannot use, such as an option that it does not have
         raise UsageError(str(exc)) from exc
 

@@ -18,7 +18,7 @@ from types import FrameType
 import msgspec
 
 from rallypoint.client.member import Member
-from rallypoint.client.wait_reports import reported, reporter_for_program
+from rallypoint.client.wait_reports import reported
 from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -39,6 +39,7 @@ from rallypoint.launcher.processes import (
 )
 from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
+from rallypoint.launcher.status import StatusReporter
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
 from rallypoint.server.sockets import file_limit
@@ -139,7 +140,6 @@ class Agent:
             while True:
                 placed = self._join(member, join_s)
                 with Round(self._plan, member, placed, guard, self._output, self._restarts) as current:
-                    self._say(current.in_words)
                     self._watch(current)
         except _Done as exc:
             done = exc
@@ -158,7 +158,7 @@ class Agent:
 
         def join() -> None:
             try:
-                with reported(member, reporter_for_program()):
+                with reported(member, StatusReporter(self._output)):
                     placed = member.join(join_s)
                 self._events.put(Joined(placed))
             except BaseException as exc:  # noqa: BLE001  # it belongs to the thread that decides
@@ -189,7 +189,7 @@ class Agent:
     def _watch(self, current: Round) -> None:
         """Watch a round until the world changes; raises `_Done` where the launcher ends."""
         try:
-            current.start(self._events.put, self._check_ending)
+            current.start(self._events.put, self._say, self._check_ending)
         except (StartError, GuardLostError):
             raise
         except (RendezvousError, StoreError, TimeoutError) as exc:
@@ -221,9 +221,17 @@ class Agent:
         self._say(f"round {current.number} is over: {change.why}; the workers are stopped")
         self._judge(current, HEARSAY_S)
         self._stop(current)
-        self._policy.progressed()
         if change.is_closed:
             raise self._closed(change.why)
+        self._count_a_failure_elsewhere()
+
+    def _count_a_failure_elsewhere(self) -> None:
+        """It is not charged to this node, but the same failure in a row ends the run wherever it happens."""
+        first = self._verdict.first if self._verdict is not None else None
+        if first is None:
+            self._policy.progressed()
+        elif (decision := self._policy.failed(first.signature)) is not None:
+            raise _Done(first.code, decision.why, Reason.GAVE_UP)
 
     def _await_the_cause(self, current: Round) -> None:
         """A failure that names a peer may be of one on this node, which is still printing what went wrong."""
@@ -239,6 +247,8 @@ class Agent:
                 self._pass_on(current, event.number)
             elif isinstance(event, GuardLost):
                 raise GuardLostError(GUARD_LOST)
+            elif isinstance(event, RoundChange) and event.seal_id == current.seal_id:
+                return  # the peer was on another node, and what still runs here may never end
 
     def _failed(self, current: Round) -> None:
         """A worker failed: its peers are stopped, and the cause decides whether it is charged."""
@@ -251,8 +261,9 @@ class Agent:
         failure = self._verdict.first if self._verdict is not None else own
         if failure is None or failure.rank not in {mine.rank for mine in current.failures}:
             self._say("the workers of this node failed because of that: it is not charged")
+            self._count_a_failure_elsewhere()
             return
-        decision = self._policy.crashed(failure.why, time.monotonic())
+        decision = self._policy.crashed(failure.signature, time.monotonic())
         if not decision.restart:
             raise _Done(failure.code, f"no more restarts: {decision.why}", Reason.GAVE_UP)
         self._restarts += 1
@@ -325,7 +336,7 @@ class Agent:
         def leave() -> None:
             # One that has finished serves the store and the server to the others for as long as they work.
             patience_s = FINISHED_S if done.reason is Reason.FINISHED else None
-            with suppress(RendezvousError), reported(member, reporter_for_program()):
+            with suppress(RendezvousError), reported(member, StatusReporter(self._output)):
                 member.leave(done.reason, done.why, patience_s=patience_s)
             self._events.put(Left())
 

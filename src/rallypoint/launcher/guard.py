@@ -2,8 +2,9 @@
 
 It runs as a script, with nothing but the standard library, so that it is there in a moment.  It is a *subreaper*: a process
 that a worker leaves behind becomes its child, whatever sessions and groups it made for itself, so all that ever came of
-the workers is below the guard and can be ended.  When the launcher is gone, be it by kill -9, the guard ends everything and
-itself.  When the guard is killed, the kernel kills the workers with it.
+the workers is below the guard and can be ended.  Where it may make a control group (cgroup v2), the workers run in that, and the
+kernel kills all of them in one step, however fast they fork.  When the launcher is gone, be it by kill -9, the guard ends
+everything and itself.  When the guard is killed, the kernel kills the workers with it.
 
 The two exchange JSON over a pair of sockets, with the length in front; a worker's output is passed along as descriptors.
 """
@@ -20,12 +21,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # typing would take longer to import than most of the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 ORPHAN_GRACE_S = 1.0
 """How long workers have to end after a SIGTERM, once the launcher is gone."""
 SWEEP_S = 10.0
+REMOVE_S = 2.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The launcher decides what becomes of these; a scheduler may send them to every process."""
@@ -37,6 +42,7 @@ class Guard:
 
     def __init__(self, launcher: socket.socket) -> None:
         self._launcher = launcher
+        self._group = ControlGroup.make(os.getpid())
         self._workers: set[int] = set()
         self._requests: dict[str, Callable[..., dict[str, Any]]] = {
             "start": self._start,
@@ -58,13 +64,14 @@ class Guard:
 
     def end_everything(self, grace_s: float) -> None:
         """End all that came of the workers: first by SIGTERM, then for good."""
-        for pid in descendants(os.getpid()):
+        for pid in living_below(self._group):
             kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        while descendants(os.getpid()) and time.monotonic() < deadline:
+        while living_below(self._group) and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.02)
         self._sweep([], SWEEP_S)
+        self._group.remove()
 
     def _start(self, descriptors: list[int], **command: Any) -> dict[str, Any]:
         """Start a worker in a process group of its own; its pid, or why it could not be started."""
@@ -76,7 +83,7 @@ class Guard:
                 os.close(descriptor)
             return {"failed": exc.errno}
         if pid == 0:
-            become(command, descriptors, failed_write, parent)
+            become(command, descriptors, failed_write, parent, self._group)
         os.close(failed_write)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -98,7 +105,7 @@ class Guard:
 
     def _sweep(self, _: list[int], timeout_s: float) -> dict[str, Any]:
         """Kill everything below the guard; pid, state and name of what is left after that time."""
-        return {"left": kill_descendants(timeout_s, self._reap)}
+        return {"left": kill_descendants(timeout_s, self._group, self._reap)}
 
     def _reap(self) -> bool:
         """Collect what has ended, and tell of the workers among it; False where the launcher is gone."""
@@ -122,13 +129,14 @@ class Guard:
         return True
 
 
-def become(command: dict[str, Any], descriptors: list[int], failed: int, parent: int) -> None:
+def become(command: dict[str, Any], descriptors: list[int], failed: int, parent: int, group: ControlGroup) -> None:
     """Turn this forked child into the worker; what stands in the way is written as its number."""
     try:
         os.setpgid(0, 0)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(127)  # the guard was killed before it could be noticed
+        group.enter()
         signal.set_wakeup_fd(-1)
         for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -163,19 +171,140 @@ def descendants(root: int) -> list[int]:
     return living
 
 
-def kill_descendants(timeout_s: float, reap: Callable[[], object] = bool) -> list[tuple[int, str, str]]:
-    """Kill everything below this process; pid, state and name of what is left after that time."""
+class ControlGroup:
+    """The workers' own control group; with an empty path there is none, because the system does not let us make one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @staticmethod
+    def of(guard: int, mounts: str = "/proc/self/mountinfo", groups: str = "/proc/self/cgroup") -> ControlGroup:
+        """The group of a guard, below the one that this process is in; whether it is there or not."""
+        own = own_group(mounts, groups)
+        return ControlGroup(f"{own}/rallypoint-{guard}" if own else "")
+
+    @staticmethod
+    def make(guard: int) -> ControlGroup:
+        """Make the group of a guard, where that is possible."""
+        group = ControlGroup.of(guard)
+        try:
+            os.mkdir(group.path)  # noqa: PTH102  # pathlib would take longer to import than all else
+            os.close(os.open(f"{group.path}/cgroup.kill", os.O_WRONLY))  # since Linux 5.14
+        except OSError:
+            group.remove()
+            return ControlGroup("")
+        return group
+
+    def enter(self) -> None:
+        """Let this process be in the group; what it starts is then, too."""
+        self._write("cgroup.procs", b"0")
+
+    def kill(self) -> None:
+        """Kill all that is in the group, in one step."""
+        self._write("cgroup.kill", b"1")
+
+    def living(self) -> list[int]:
+        """The processes of the group, but for those that only wait to be reaped."""
+        found = [int(pid) for folder in self._folders() for pid in file_text(f"{folder}/cgroup.procs").split()]
+        return [pid for pid in found if pid and (stat_of(pid) or ("X", 0))[0] not in "ZX"]
+
+    def remove(self) -> None:
+        """The group is not needed any more; one that cannot be emptied stays."""
+        deadline = time.monotonic() + REMOVE_S
+        while folders := self._folders():
+            for folder in reversed(folders):
+                remove_empty(folder)
+            if not os.path.isdir(self.path) or time.monotonic() >= deadline:  # noqa: PTH112  # as above
+                return
+            time.sleep(0.01)  # the kernel takes a moment to forget what was in it, and tells nobody when it has
+
+    def _folders(self) -> list[str]:
+        """The group, and those that were made in it: a worker may be a launcher."""
+        found = [self.path] if self.path else []
+        for folder in found:
+            found += folders_in(folder)
+        return found
+
+    def _write(self, name: str, what: bytes) -> None:
+        """Without the group, whatever the reason is, the subreaper must do."""
+        try:
+            descriptor = os.open(f"{self.path}/{name}", os.O_WRONLY)
+        except OSError:
+            return
+        try:
+            os.write(descriptor, what)
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)
+
+
+def folders_in(folder: str) -> list[str]:
+    """The folders in a folder that may be gone."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def remove_empty(folder: str) -> None:
+    """Remove a folder, if it is there and empty."""
+    try:
+        os.rmdir(folder)  # noqa: PTH106  # pathlib would take longer to import than all else
+    except OSError:
+        return
+
+
+def own_group(mounts: str, groups: str) -> str:
+    """The folder of the control group (v2) that this process is in; empty where there is none, or it is not mounted."""
+    for line in file_text(mounts).splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            root, folder = before.split()[3:5]
+            break
+    else:
+        return ""
+    path = next((line[3:] for line in file_text(groups).splitlines() if line.startswith("0::")), "")
+    if not path.startswith(root):
+        return ""
+    return f"{folder}/{path[len(root) :].strip('/')}".rstrip("/")
+
+
+def kill_descendants(
+    timeout_s: float,
+    group: ControlGroup,
+    reap: Callable[[], object] = bool,
+    look: Callable[[ControlGroup], list[int]] | None = None,
+) -> list[tuple[int, str, str]]:
+    """Kill everything below this process, and in the group; pid, state and name of what is left after that time."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001
     while True:
         reap()
-        left = descendants(os.getpid())
+        left = (look or living_below)(group)
         if not left or time.monotonic() >= deadline:
             return [(pid, *described(pid)) for pid in left]
+        group.kill()
         for pid in left:
             kill(pid, signal.SIGKILL)
         time.sleep(pause_s)  # nothing tells when a process that is no child has ended
         pause_s = min(pause_s * 2, 0.05)
+
+
+def living_below(group: ControlGroup) -> list[int]:
+    """The processes that live below this one, or in the group."""
+    # A process without a child has nothing below it: what somebody leaves behind becomes a child of the subreaper.
+    return list({*descendants(os.getpid()), *group.living()}) if has_children() else group.living()
+
+
+def has_children() -> bool:
+    """Whether this process has a child that lives, or was not reaped."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def stat_of(pid: int) -> tuple[str, int] | None:
@@ -191,17 +320,31 @@ def described(pid: int) -> tuple[str, str]:
 
 
 def proc_file(pid: int, name: str) -> bytes:
-    """What the kernel tells of a process; nothing where it is gone.  (pathlib would take longer to import than all else.)"""
+    """What the kernel tells of a process; nothing where it is gone."""
+    return file_bytes(f"/proc/{pid}/{name}", 4096)
+
+
+def file_text(path: str) -> str:
+    """What a file of the kernel has in it; nothing where it is gone."""
+    return file_bytes(path, 1 << 20).decode("utf-8", "replace")
+
+
+def file_bytes(path: str, at_most: int) -> bytes:
+    """The beginning of a file; nothing where it is gone.  (pathlib would take longer to import than all else.)"""
+    parts: list[bytes] = []
     try:
-        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return b""
     try:
-        return os.read(descriptor, 4096)
+        while at_most > 0 and (part := os.read(descriptor, at_most)):
+            parts.append(part)
+            at_most -= len(part)
     except OSError:
-        return b""
+        return b"".join(parts)
     finally:
         os.close(descriptor)
+    return b"".join(parts)
 
 
 def kill(pid: int, number: int) -> None:

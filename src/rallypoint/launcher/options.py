@@ -15,7 +15,7 @@ import msgspec
 
 from rallypoint.launcher.worker_env import Template, parse_template
 
-__all__ = ["NESTED", "OPTIONS", "LaunchOption", "OptionSources", "parse_duration"]
+__all__ = ["NESTED", "NOT_NEEDED", "OPTIONS", "LaunchOption", "OptionSources", "parse_duration"]
 
 
 class LaunchOption(msgspec.Struct, frozen=True):
@@ -181,13 +181,26 @@ OPTIONS: tuple[LaunchOption, ...] = (
         "TIME",
     ),
     LaunchOption("no_progress", 3, "end after the same failure so often in a row; 0: never (default: 3)", _count, "N"),
-    LaunchOption("grace", 30.0, "from SIGTERM to SIGKILL (default: 30s)", parse_duration, "TIME"),
+    LaunchOption(
+        "grace",
+        30.0,
+        "from SIGTERM to SIGKILL (default: 30s)",
+        parse_duration,
+        "TIME",
+        also=("--shutdown-timeout", "--shutdown_timeout"),
+    ),
     LaunchOption("log_dir", None, "a folder for a file per rank and round", Path, "DIR"),
     LaunchOption(
-        "redirects", 0, "torchrun's: streams that go to files only: 1 stdout, 2 stderr, 3 both", _streams, "N"
+        "redirects",
+        0,
+        "torchrun's: streams that go to files only: 1 stdout, 2 stderr, 3 both",
+        _streams,
+        "N",
+        also=("-r",),
     ),
-    LaunchOption("tee", 0, "torchrun's: streams that go to files and to the terminal", _streams, "N"),
+    LaunchOption("tee", 0, "torchrun's: streams that go to files and to the terminal", _streams, "N", also=("-t",)),
     LaunchOption("show_ranks", None, "show the output of these ranks only, such as 0,8", _ranks, "RANKS"),
+    LaunchOption("local_ranks_filter", None, "torchrun's: the same by local rank", _ranks, "RANKS"),
     LaunchOption(
         "env",
         (),
@@ -203,6 +216,16 @@ OPTIONS: tuple[LaunchOption, ...] = (
     LaunchOption("module", False, "the program is a Python module", _flag, is_flag=True, also=("-m",)),
     LaunchOption("dry_run", False, "say what would happen on this node, and why", _flag, is_flag=True),
 )
+
+
+NOT_NEEDED = {
+    "monitor_interval": "a worker that ends is noticed at once",
+    "start_method": "every worker is a command of its own",
+    "signals_to_handle": "all signals that end or inform a job are passed on",
+    "event_log_handler": "what happens is in the output of the launcher",
+}
+"""torchrun's options that make no difference here: they are taken, and it is said why they do nothing."""
+OPTIONS += tuple(LaunchOption(name, None, f"torchrun's; not needed: {why}", _text) for name, why in NOT_NEEDED.items())
 
 
 NESTED = "RALLYPOINT_FENCE"

@@ -39,11 +39,22 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 class OutputRouter:
-    """Reads the output of workers, for as long as a launcher runs."""
+    """Reads the output of workers, for as long as a launcher runs.
 
-    def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None, *, coloured: bool = False) -> None:
+    Of stdout and stderr, in this order: which are `coloured`.  `is_live`: stderr is a terminal that can be written over.
+    """
+
+    def __init__(
+        self,
+        out: BinaryIO | None = None,
+        err: BinaryIO | None = None,
+        *,
+        coloured: tuple[bool, bool] = (False, False),
+        is_live: bool = False,
+    ) -> None:
         self._screen = _Screen(out or sys.stdout.buffer, err or sys.stderr.buffer)
         self._coloured = coloured
+        self.is_live = is_live
         self._selector = selectors.DefaultSelector()
         self._changes: deque[Callable[[], object]] = deque()
         self._woken, self._wake = os.pipe()
@@ -58,7 +69,7 @@ class OutputRouter:
         """The descriptor that a worker is to write to, to be closed once it has it, and the pipe to ask for its tail."""
         read, write = os.pipe()
         prefix = stream.prefix
-        if prefix and self._coloured:
+        if prefix and self._coloured[stream.is_error]:
             prefix = f"\033[{_COLOURS[stream.rank % len(_COLOURS)]}m{prefix}\033[0m"
         try:
             file = stream.path.open("ab", buffering=0) if stream.path is not None else None
@@ -80,6 +91,11 @@ class OutputRouter:
     def say(self, line: str) -> None:
         """Show a line of the launcher's own on stderr, between those of the workers."""
         self._screen.show(line.encode("utf-8", "replace") + b"\n", is_error=True)
+
+    def status(self, text: str) -> None:
+        """Show a text below everything else, in place of the last one; an empty one takes it away.  Only where it `is_live`."""
+        if self.is_live:
+            self._screen.status(text)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Show what is left, for so long at most."""
@@ -195,6 +211,9 @@ class _Screen:
         self._size = self._left_out = 0
         self._change = threading.Condition()
         self._is_closed = False
+        self._status: str | None = None
+        """What is to be shown below everything else from now on; None where that has not changed."""
+        self._shown = ""
         self._thread = threading.Thread(target=self._write, name="rallypoint-screen", daemon=True)
         self._thread.start()
 
@@ -208,6 +227,12 @@ class _Screen:
             self._size += len(data)
             self._change.notify()
 
+    def status(self, text: str) -> None:
+        """Show this below everything else."""
+        with self._change:
+            self._status = text
+            self._change.notify()
+
     def close(self, timeout_s: float) -> None:
         """Show what waits, for so long at most."""
         with self._change:
@@ -218,8 +243,9 @@ class _Screen:
     def _write(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._waiting or self._left_out or self._is_closed)
-                if not self._waiting and not self._left_out:
+                self._change.wait_for(self._has_something_to_do)
+                status, self._status = self._status, None
+                if not self._waiting and not self._left_out and status is None:
                     return
                 is_error, data = self._waiting.popleft() if self._waiting else (True, b"")
                 self._size -= len(data)
@@ -227,7 +253,31 @@ class _Screen:
                     data += f"rallypoint: {self._left_out} lines were not shown: the terminal was too slow\n".encode()
                     self._left_out = 0
             try:
-                self._streams[is_error].write(data)
-                self._streams[is_error].flush()
+                self._put(is_error, data, self._shown if status is None else status)
             except (OSError, ValueError):
                 continue  # nobody looks any more; the workers go on
+
+    def _has_something_to_do(self) -> bool:
+        return bool(self._waiting) or self._left_out > 0 or self._status is not None or self._is_closed
+
+    def _put(self, is_error: bool, data: bytes, status: str) -> None:
+        """Write lines, and the status below them in one piece with what takes the last one away, so that nothing flickers."""
+        err = self._streams[True]
+        gone = _taken_away(self._shown)
+        if data and not is_error:
+            err.write(gone)
+            err.flush()
+            self._streams[False].write(data)
+            self._streams[False].flush()
+            gone = data = b""
+        err.write(gone + data + status.encode("utf-8", "replace"))
+        err.flush()
+        self._shown = status
+
+
+def _taken_away(status: str) -> bytes:
+    """What a terminal does to erase a text of some lines, of which the last has no end."""
+    if not status:
+        return b""
+    up = f"\033[{status.count(chr(10))}A" if "\n" in status else ""
+    return f"\r{up}\033[J".encode()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rallypoint.launcher.options import NESTED, OptionSources
+from rallypoint.launcher.options import NESTED, NOT_NEEDED, OptionSources
+from rallypoint.launcher.pinning import Machine, check_pin, usable_cores, visible_devices
 from rallypoint.launcher.schedulers import Placement, SchedulerError, detect
 from rallypoint.launcher.worker_env import Template
 
@@ -33,6 +35,17 @@ class Plan(msgspec.Struct, frozen=True):
     placement: Placement | None
     because: tuple[str, ...]
     """Where each choice came from, a line each."""
+    host: str = ""
+    """The name of this host, where several launchers are on it and number their workers together."""
+
+    notices: tuple[str, ...] = ()
+    """What is said before anything starts: what was taken from where, and what is other than one might expect."""
+
+    @property
+    def wanted_rank(self) -> int | None:
+        """The rank that this node would like to have: what the user says, or else the scheduler's number."""
+        given: int | None = self.options["node_rank"]
+        return given if given is not None or self.placement is None else self.placement.node_index
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -43,10 +56,12 @@ class Plan(msgspec.Struct, frozen=True):
         """The plan for people."""
         nodes = str(self.min_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes} to {self.max_nodes}"
         what = " ".join(self.arguments)
+        who = "1 node meets" if nodes == "1" else f"{nodes} nodes meet"
         return [
-            f"{nodes} nodes meet at {self.endpoint or 'a free port of this machine'} as run {self.run_id!r}",
+            f"{who} at {self.endpoint or 'a free port of this machine'} as run {self.run_id!r}",
             f"this node starts {self.nproc} x {self.path}: {what}",
             *self.because,
+            *self.notices,
         ]
 
 
@@ -67,8 +82,9 @@ def make_plan(
     is_alone = sources["standalone"] or (sources.is_given("nnodes") and sources["nnodes"] == (1, 1))
     if not is_alone and NESTED not in environment:
         placement = _placement(environment, hostname)
+    notices = [f"--{name.replace('_', '-')}: {why}" for name, why in NOT_NEEDED.items() if sources.is_given(name)]
     if placement is not None:
-        because.append(placement.in_words())
+        notices.append(placement.in_words())
     nodes = sources["nnodes"] or _as_bounds(placement.nnodes if placement else None)
     if nodes is None:
         if placement is not None:
@@ -76,22 +92,27 @@ def make_plan(
         nodes = (1, 1)
     endpoint, config = _endpoint(sources, nodes, placement)
     run_id = sources["run_id"] or (placement.run_id if placement else "") or "run"
+    _check_rank(sources, nodes)
     path, arguments = resolve_command(command, sources, environment, is_literal=is_literal)
+    workers = _workers(sources, placement, environment)
+    if sources["pin"]:
+        notices.append(check_pin(sources["pin"], workers, environment, Machine()))
     plan = Plan(
         path,
         tuple(arguments),
         nodes[0],
         nodes[1],
-        _workers(sources, placement, environment),
+        workers,
         endpoint,
         run_id,
         config,
         {name: sources[name] for name in ("env", *_KEPT)},
         placement,
         tuple(because),
+        _shared_host(placement, workers, environment, hostname),
+        tuple(notices),
     )
-    _check_log_dir(plan.options["log_dir"])
-    return plan
+    return _with_log_dir(plan, sources)
 
 
 _KEPT = (
@@ -106,6 +127,7 @@ _KEPT = (
     "redirects",
     "tee",
     "show_ranks",
+    "local_ranks_filter",
     "pin",
 )
 
@@ -153,26 +175,34 @@ def _endpoint(
     return f"{_SCHEMES.get(backend, '')}{endpoint}", config
 
 
+def _check_rank(sources: OptionSources, nodes: tuple[int, int]) -> None:
+    rank = sources["node_rank"]
+    if rank is not None and rank >= nodes[1]:
+        raise ValueError(
+            f"--node-rank {rank} does not exist where there are {nodes[1]} nodes: the last is {nodes[1] - 1}"
+        )
+
+
+def _shared_host(placement: Placement | None, workers: int, environment: Mapping[str, str], hostname: str) -> str:
+    """Launchers that a scheduler started beside each other number their workers together, unless each has its own GPUs."""
+    if placement is None or not placement.shares_host:
+        return ""
+    has_its_own = 0 < len(visible_devices(environment, Machine())) <= workers and "CUDA_VISIBLE_DEVICES" in environment
+    return "" if has_its_own else hostname
+
+
 def _workers(sources: OptionSources, placement: Placement | None, environment: Mapping[str, str]) -> int:
     wanted = sources["nproc_per_node"]
     if wanted is None:
         return (placement.nproc if placement else None) or 1
     if isinstance(wanted, int):
         return wanted
-    gpus = count_gpus(environment)
+    gpus = len(visible_devices(environment, Machine()))
     if wanted == "gpu" and not gpus:
         raise ValueError("--nproc-per-node gpu: this machine has no GPU that can be seen")
     if wanted == "cpu" or not gpus:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return len(usable_cores())
     return gpus
-
-
-def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """How many GPUs the workers may use, without loading anything that talks to them."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    return len(list(devices.glob("nvidia[0-9]*")))
 
 
 def resolve_command(
@@ -206,9 +236,21 @@ def _why_not(program: str) -> str:
     return f"the command {program!r} does not exist"
 
 
-def _check_log_dir(folder: Path | None) -> None:
-    if folder is None:
-        return
+def _with_log_dir(plan: Plan, sources: OptionSources) -> Plan:
+    """A log folder that can be written; what is to go to files goes to a folder of its own where none is named."""
+    folder = plan.options["log_dir"]
+    if folder is not None:
+        _check_log_dir(folder)
+    elif (sources["redirects"] or sources["tee"]) and not sources["dry_run"]:
+        folder = Path(tempfile.mkdtemp(prefix="rallypoint-logs-"))
+        notice = f"the logs are in {folder}: --log-dir names another folder"
+        return msgspec.structs.replace(
+            plan, options={**plan.options, "log_dir": folder}, notices=(*plan.notices, notice)
+        )
+    return plan
+
+
+def _check_log_dir(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".rallypoint-{os.getpid()}"

@@ -140,8 +140,11 @@ class ProcessGuard:
             self._process.kill()
             self._process.wait()
         guard.remove_folder(str(self.folder))
-        if was_killed and self._adopts:
-            guard.kill_descendants(guard.SWEEP_S)
+        if was_killed:
+            group = guard.ControlGroup.of(self.pid)
+            look = None if self._adopts else guard.ControlGroup.living
+            guard.kill_descendants(guard.SWEEP_S, group, look=look)
+            group.remove()
 
     def _ask(
         self, request: dict[str, Any], descriptors: tuple[int, ...] = (), timeout_s: float = ANSWER_S

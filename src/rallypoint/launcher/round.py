@@ -16,11 +16,15 @@ from typing import Any
 
 import msgspec
 
+from rallypoint import wording
 from rallypoint.client.member import Member
+from rallypoint.launcher.memory import oom_kills
 from rallypoint.launcher.output import OutputRouter, Stream
+from rallypoint.launcher.pinning import Machine, cores_of, device_of, usable_cores, visible_devices
+from rallypoint.launcher.places import Places, Told, places_of
 from rallypoint.launcher.plan import Plan
 from rallypoint.launcher.processes import Ended, ProcessGuard, Survivor
-from rallypoint.launcher.worker_env import WorkerPlace, first_rank, worker_environment
+from rallypoint.launcher.worker_env import WorkerPlace, worker_environment
 from rallypoint.messages.notices import Placed
 from rallypoint.verdict import LARGEST, Failure, Verdict, shortened
 
@@ -92,12 +96,6 @@ class Round:
         return self._placed.round
 
     @property
-    def in_words(self) -> str:
-        """The round in one line."""
-        placed = self._placed
-        return f"round {placed.round}: this node is {placed.rank} of {placed.size}, with {self._plan.nproc} workers"
-
-    @property
     def running(self) -> bool:
         """Whether a worker has not ended yet."""
         return any(worker.ended is None for worker in self._workers.values())
@@ -116,14 +114,15 @@ class Round:
         """Wait until the world is no longer this node's; False where the time passes first."""
         return self._member.wait_until_over(self._placed, timeout_s)
 
-    def start(self, tell: Callable[[RoundChange], None], check: Callable[[], None]) -> None:
-        """Agree with the other nodes on ranks, and start the workers; `check` is called before each, and may raise."""
+    def start(self, tell: Callable[[RoundChange], None], say: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Agree with the other nodes on ranks, say so, and start the workers; `check` is called before each, and may raise."""
         threading.Thread(target=self._watch, args=(tell,), name="rallypoint-watch", daemon=True).start()
         places = self._places()
+        say(self._in_words(places[0].world_size))
         self._make_log_folder()
-        for place in places:
+        for number, place in enumerate(places):
             check()
-            self._start_worker(place)
+            self._start_worker(place, number)
 
     def ended(self, ended: Ended, *, stopped: bool = False) -> bool:
         """Note that a worker has ended; False where it is not one of this round."""
@@ -191,39 +190,58 @@ class Round:
 
     def _places(self) -> list[WorkerPlace]:
         """Where each worker of this node stands: the nodes tell each other how many workers they have."""
-        placed, nproc, store = self._placed, self._plan.nproc, self._member.store(self._placed)
+        placed, plan, store = self._placed, self._plan, self._member.store(self._placed)
+        cores = usable_cores()
         coordinator = self._coordinator() if placed.rank == 0 else None
-        store.set(f"launcher/{placed.rank}", json.dumps([nproc, coordinator]))
-        told = [json.loads(store.get(f"launcher/{rank}")) for rank in range(placed.size)]
-        sizes = [count for count, _ in told]
-        first, world_size = first_rank(sizes, placed.rank), sum(sizes)
-        self._peers_file.write_text(json.dumps(self._peers(sizes)))
-        options = self._plan.options
+        own = Told(
+            plan.nproc, plan.options["role"], plan.host, ",".join(map(str, cores)) if plan.host else "", coordinator
+        )
+        store.set(f"launcher/{placed.rank}", msgspec.json.encode(own))
+        answers = store.multi_get([f"launcher/{rank}" for rank in range(placed.size)])
+        told = [msgspec.json.decode(answer, type=Told) for answer in answers]
+        assert told[0].coordinator is not None, "node 0 has one"
+        places = places_of(told, placed.rank)
+        self._peer_list = self._peers(told)
+        self._peers_file.write_text(json.dumps(self._peer_list))
+        self._pinned = _Pinned(plan, places, cores)
         return [
             WorkerPlace(
-                run_id=self._plan.run_id,
+                run_id=plan.run_id,
                 round=placed.round,
                 fence=f"{placed.incarnation}/{placed.round}/{placed.seal_id}",
-                rank=first + local_rank,
-                world_size=world_size,
-                local_rank=local_rank,
-                local_world_size=nproc,
+                rank=places.first_rank + number,
+                world_size=places.world_size,
+                local_rank=places.first_local_rank + number,
+                local_world_size=places.local_world_size,
                 group_rank=placed.rank,
                 group_world_size=placed.size,
                 store=(store.host, store.port),
-                coordinator=tuple(told[0][1]),
+                store_secret=store.secret,
+                coordinator=told[0].coordinator,
                 peers_file=str(self._peers_file),
-                role=options["role"],
+                role=plan.options["role"],
+                role_rank=places.first_role_rank + number,
+                role_world_size=places.role_world_size,
                 restarts=self._restarts,
-                max_restarts=options["max_restarts"],
-                devices=_device(local_rank) if options["pin"] == "gpu" else None,
+                max_restarts=plan.options["max_restarts"],
+                devices=self._pinned.device(number),
             )
-            for local_rank in range(nproc)
+            for number in range(plan.nproc)
         ]
 
-    def _peers(self, sizes: list[int]) -> list[dict[str, Any]]:
+    def _in_words(self, workers: int) -> str:
+        """The round in one line."""
+        placed, plan = self._placed, self._plan
+        count = f"{plan.nproc} of {workers} workers" if placed.size > 1 else wording.count_of(plan.nproc, "worker")
+        line = f"round {placed.round}: this node is {placed.rank} of {placed.size}, with {count}"
+        if placed.size > 1:
+            line += f": {wording.names((peer['name'] for peer in self._peer_list), placed.size)}"
+        room = plan.max_nodes - placed.size
+        return f"{line}; {wording.nodes(room)} more may come" if room else line
+
+    def _peers(self, told: list[Told]) -> list[dict[str, Any]]:
         return [
-            {"rank": peer.rank, "name": peer.name, "address": peer.address, "workers": sizes[peer.rank]}
+            {"rank": peer.rank, "name": peer.name, "address": peer.address, "workers": told[peer.rank].workers}
             for peer in self._member.peers()
         ]
 
@@ -237,28 +255,34 @@ class Round:
         self._held.append(held)
         return address, held.getsockname()[1]
 
-    def _start_worker(self, place: WorkerPlace) -> None:
+    def _start_worker(self, place: WorkerPlace, number: int) -> None:
         environment = worker_environment(os.environ, place, self._plan.templates)
-        opened = [self._output.open(stream) for stream in self._streams(place)]
+        opened = [self._output.open(stream) for stream in self._streams(place, number)]
         try:
             pid = self._guard.start(
-                self._plan.path, self._plan.arguments, environment, opened[0][0], opened[1][0], self._cpus(place)
+                self._plan.path,
+                self._plan.arguments,
+                environment,
+                opened[0][0],
+                opened[1][0],
+                self._pinned.cores(number),
             )
         finally:
             for descriptor, _ in opened:
                 os.close(descriptor)
         self._workers[pid] = _Worker(place.rank, place.local_rank, pid, [pipe for _, pipe in opened])
 
-    def _streams(self, place: WorkerPlace) -> list[Stream]:
+    def _streams(self, place: WorkerPlace, number: int) -> list[Stream]:
         """Standard output and error of a worker: where each goes."""
         options = self._plan.options
         prefix = f"[{place.rank}] " if place.world_size > 1 else ""
         folder: Path | None = options["log_dir"]
-        shown = options["show_ranks"] is None or place.rank in options["show_ranks"]
+        filters = ((options["show_ranks"], place.rank), (options["local_ranks_filter"], place.local_rank))
+        shown = all(ranks is None or rank in ranks for ranks, rank in filters)
         streams = []
         for bit, name in ((1, "stdout"), (2, "stderr")):
-            to_file = _has(options["redirects"], place.local_rank, bit)
-            to_both = _has(options["tee"], place.local_rank, bit)
+            to_file = _has(options["redirects"], number, bit)
+            to_both = _has(options["tee"], number, bit)
             path = folder / self._log_name / f"rank-{place.rank}.{name}.log" if folder is not None else None
             streams.append(Stream(place.rank, bit == 2, shown and (to_both or not to_file), path, prefix))
         return streams
@@ -275,30 +299,25 @@ class Round:
             with suppress(OSError):  # launchers of several machines may do this at once
                 _point_latest(folder, self._log_name)
 
-    def _cpus(self, place: WorkerPlace) -> list[int]:
-        """The cores of a worker, where it is to have its own."""
-        if self._plan.options["pin"] not in ("cpu", "numa"):
-            return []
-        cores = sorted(os.sched_getaffinity(0))
-        share = max(len(cores) // place.local_world_size, 1)
-        start = place.local_rank * share % len(cores)
-        return cores[start : start + share]
 
+class _Pinned:
+    """What each worker of this node has for itself in a round; by its number on this node."""
 
-def _device(local_rank: int) -> str:
-    """The accelerator of a local rank, of those that this node may use."""
-    listed = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]
-    return listed[local_rank % len(listed)] if listed else str(local_rank)
+    def __init__(self, plan: Plan, places: Places, cores: list[int]) -> None:
+        self._pin, self._cores, self._machine = plan.options["pin"], cores, Machine()
+        self._devices = visible_devices(os.environ, self._machine) if self._pin in ("gpu", "numa") else []
+        # Launchers that were given cores of their own share them among their own workers only.
+        together = places.shares_cores or not plan.host
+        self._first, self._count = (places.first_local_rank, places.local_world_size) if together else (0, plan.nproc)
+        self._first_local_rank = places.first_local_rank
 
+    def device(self, number: int) -> str | None:
+        """The GPU that it sees; None where it sees all."""
+        return device_of(self._first_local_rank + number, self._devices) if self._pin == "gpu" else None
 
-def oom_kills() -> int:
-    """How many processes of this control group were killed because memory ran out; 0 where the kernel does not tell."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
-        events = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().split()
-        return int(events[events.index("oom_kill") + 1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    def cores(self, number: int) -> list[int]:
+        """The cores that it runs on; empty for all."""
+        return cores_of(self._pin, self._first + number, self._count, self._cores, self._devices, self._machine)
 
 
 def _has(streams: dict[int, int] | int, local_rank: int, bit: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 
 import msgspec
 
@@ -29,6 +30,7 @@ class Placement(msgspec.Struct, frozen=True):
     """This launcher's place in its job; None and empty where the scheduler does not tell.
 
     `ends_at` is when the job's time is over, in seconds since 1970; `restarts` is how often the scheduler requeued it.
+    `shares_host`: there are several launchers on a host, one for each worker.
     """
 
     scheduler: str
@@ -40,6 +42,7 @@ class Placement(msgspec.Struct, frozen=True):
     ends_at: float | None = None
     restarts: int = 0
     taken: tuple[str, ...] = ()
+    shares_host: bool = False
 
     def in_words(self) -> str:
         """What was taken from where, in one line."""
@@ -49,6 +52,7 @@ class Placement(msgspec.Struct, frozen=True):
             f"run {self.run_id}" if self.run_id else "",
             f"meeting at {self.endpoint}" if self.endpoint else "",
             f"restarted {self.restarts} times" if self.restarts else "",
+            f"until {_local_time(self.ends_at)}" if self.ends_at else "",
         ]
         return f"{self.scheduler}: {', '.join(filter(None, parts))} (from {', '.join(self.taken)})"
 
@@ -106,8 +110,10 @@ def _slurm(reading: _Reading, hostname: str) -> Placement | None:
     hosts = reading.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     endpoint = f"{hostlist.first(hosts)}:{_port(job * 7 + step)}" if hosts else ""
     # With a task for every worker, each launcher starts one; with one for every node, the options tell.
-    nproc = 1 if tasks > nodes else None
-    return _in_slurm_job(Placement("Slurm", tasks, index, endpoint, f"slurm-{job}.{step}", nproc), reading)
+    shares = tasks > nodes
+    nproc = 1 if shares else None
+    placement = Placement("Slurm", tasks, index, endpoint, f"slurm-{job}.{step}", nproc, shares_host=shares)
+    return _in_slurm_job(placement, reading)
 
 
 def _in_slurm_job(placement: Placement, reading: _Reading) -> Placement:
@@ -143,8 +149,9 @@ def _open_mpi(reading: _Reading, hostname: str) -> Placement | None:
     match = re.search(r"^(\d+)?[^;]*;tcp4?://\[?([^,:\]]+)", uri)
     job = int(match[1] or 0) if match else 0
     endpoint = f"{match[2]}:{_port(job)}" if match else ""
-    run_id = f"ompi-{job}" if job else ""
-    return Placement("Open MPI", size, index, endpoint, run_id, 1 if local > 1 else None, taken=tuple(reading.taken))
+    run_id, taken = f"ompi-{job}" if job else "", tuple(reading.taken)
+    nproc = 1 if local > 1 else None
+    return Placement("Open MPI", size, index, endpoint, run_id, nproc, taken=taken, shares_host=local > 1)
 
 
 def _pmi(reading: _Reading, hostname: str) -> Placement | None:
@@ -153,10 +160,16 @@ def _pmi(reading: _Reading, hostname: str) -> Placement | None:
     if size is None or index is None:
         return None
     local = reading.number("MPI_LOCALNRANKS") or 1
-    return Placement("PMI", size, index, nproc=1 if local > 1 else None, taken=tuple(reading.taken))
+    nproc = 1 if local > 1 else None
+    return Placement("PMI", size, index, nproc=nproc, taken=tuple(reading.taken), shares_host=local > 1)
 
 
 _SCHEDULERS: tuple[Callable[[_Reading, str], Placement | None], ...] = (_open_mpi, _slurm, _kubernetes, _pmi)
+
+
+def _local_time(moment: float) -> str:
+    """A moment as the clock of this machine shows it."""
+    return datetime.fromtimestamp(moment, timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _port(number: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -15,8 +15,9 @@ __all__ = ["Template", "WorkerPlace", "parse_template", "worker_environment"]
 class WorkerPlace(msgspec.Struct, frozen=True):
     """Where one worker stands in one round: all that its environment is made of.
 
-    `rank` counts workers, `group_rank` nodes.  `store` is host and port of the round's bootstrap store, `coordinator` those
-    on which JAX's process 0 listens.
+    `rank` counts workers, `role_rank` those of the same role, `group_rank` nodes.  `store` is host and port of the round's
+    bootstrap store, `coordinator` those on which JAX's process 0 listens.  `store_secret` is what `rallypoint.worker()` proves to
+    the store.
     """
 
     run_id: str
@@ -30,8 +31,11 @@ class WorkerPlace(msgspec.Struct, frozen=True):
     group_world_size: int
     store: tuple[str, int]
     coordinator: tuple[str, int]
+    store_secret: str = ""
     peers_file: str = ""
     role: str = "default"
+    role_rank: int = 0
+    role_world_size: int = 0
     restarts: int = 0
     max_restarts: int = 0
     devices: str | None = None
@@ -58,8 +62,8 @@ def worker_environment(
         "GROUP_RANK": place.group_rank,
         "GROUP_WORLD_SIZE": place.group_world_size,
         "ROLE_NAME": place.role,
-        "ROLE_RANK": place.rank,
-        "ROLE_WORLD_SIZE": place.world_size,
+        "ROLE_RANK": place.role_rank,
+        "ROLE_WORLD_SIZE": place.role_world_size,
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "TORCHELASTIC_RESTART_COUNT": place.restarts,
@@ -70,6 +74,8 @@ def worker_environment(
         "RALLYPOINT_RUN_ID": place.run_id,
         "RALLYPOINT_ROUND": place.round,
         "RALLYPOINT_STORE": _endpoint(*place.store),
+        # Only processes of this user can read it there.
+        "RALLYPOINT_STORE_SECRET": place.store_secret,
         "RALLYPOINT_FENCE": place.fence,
         "RALLYPOINT_PEERS": place.peers_file,
         "JAX_COORDINATOR_ADDRESS": _endpoint(*place.coordinator),
@@ -102,11 +108,6 @@ def parse_template(text: str) -> Template:
             guess = f"; did you mean {{{near[0]}}}?" if near else ""
             raise ValueError(f"{text!r} has {{{field}}}, which is none of {', '.join(FIELDS)}{guess}")
     return Template(name, value)
-
-
-def first_rank(sizes: Sequence[int], group_rank: int) -> int:
-    """The rank of a node's first worker, given how many workers each node has."""
-    return sum(sizes[:group_rank])
 
 
 def _fields_of(place: WorkerPlace) -> dict[str, object]:

@@ -1,0 +1,177 @@
+"""The situations in which torchrun is tested (tests/torchrun), as far as they are not in another file here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.conftest import Launch
+from tests.support.node_processes import free_port
+from tests.support.waiting import PATIENCE_S, until
+
+SETTINGS = "last_call_timeout=0.2,heartbeat_interval=0.2,heartbeat_timeout=2,join_timeout=60,is_host=false"
+WORKER = """
+import os, sys, time
+print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")), os.getpid(), flush=True)
+while not os.path.exists(sys.argv[1]):
+    if os.path.exists(sys.argv[1] + os.environ["MINE"]):
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+
+
+class Job:
+    """Launchers that meet at a server of their own."""
+
+    def __init__(self, launch: Launch, folder: Path) -> None:
+        self._launch, self.stop, self.port = launch, folder / "stop", free_port()
+
+    def start(self, nodes: str, *more: str, name: str = "") -> subprocess.Popen[str]:
+        meeting = ("--nnodes", nodes, "--rdzv", f"127.0.0.1:{self.port}", "--run-id", "job", "--rdzv-conf", SETTINGS)
+        program = (sys.executable, "-c", WORKER, str(self.stop))
+        return self._launch(*meeting, "--max-restarts", "0", *more, "--", *program, MINE=f".{name}")
+
+    def fail(self, name: str) -> None:
+        """Let the worker of this launcher end with 7."""
+        self.stop.with_name(f"stop.{name}").touch()
+
+    def finish(self, *launchers: subprocess.Popen[str]) -> None:
+        self.stop.touch()
+        assert [launcher.wait(PATIENCE_S) for launcher in launchers] == [0] * len(launchers)
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """A server while the block lasts; it is killed at its end."""
+        state = str(self.stop.with_name("state"))
+        command = [sys.executable, "-m", "rallypoint", "serve", "--bind", f"127.0.0.1:{self.port}", "--state", state]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert server.stdout is not None
+        try:
+            assert any("listening" in line for line in server.stdout)
+            yield
+        finally:
+            server.kill()
+            server.wait()
+            server.stdout.close()
+
+
+def started(launcher: subprocess.Popen[str]) -> tuple[int, int, int, int]:
+    """Rank, size, restarts and pid of a worker that has just started."""
+    assert launcher.stdout is not None
+    rank, size, restarts, pid = map(int, launcher.stdout.readline().rpartition("] ")[2].split())
+    return rank, size, restarts, pid
+
+
+def by_rank(launchers: list[subprocess.Popen[str]]) -> dict[int, tuple[subprocess.Popen[str], int]]:
+    """Launchers, and the pids of their workers, in the first world that has all of them: some may have begun without others."""
+    found = {}
+    for launcher in launchers:
+        rank, size, _, pid = started(launcher)
+        while size < len(launchers):
+            rank, size, _, pid = started(launcher)
+        found[rank] = (launcher, pid)
+    return dict(sorted(found.items()))
+
+
+def said(launcher: subprocess.Popen[str], words: str) -> None:
+    assert launcher.stderr is not None
+    assert any(words in line for line in launcher.stderr)
+
+
+@pytest.fixture
+def job(launch: Launch, tmp_path: Path) -> Job:
+    return Job(launch, tmp_path)
+
+
+def test_workers_keep_their_process_ids_while_the_server_is_killed_and_restarted(job: Job) -> None:
+    with job.served():
+        both = [job.start("2") for _ in range(2)]
+        pids = [started(launcher)[3] for launcher in both]
+    with job.served():
+        third = job.start("2")
+        said(third, "standing by")  # so the server knows the run again
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        job.finish(*both)
+        assert third.wait(PATIENCE_S) == 0
+    assert all(launcher.stdout is not None and launcher.stdout.read() == "" for launcher in both), "nobody started anew"
+
+
+def test_a_launcher_that_starts_before_the_server_waits_for_it(job: Job) -> None:
+    early = job.start("1")
+    said(early, "waiting for")
+    with job.served():
+        assert started(early)[:3] == (0, 1, 0)
+        job.finish(early)
+
+
+def test_a_run_id_is_used_again_at_once_after_everything_was_killed(job: Job) -> None:
+    with job.served():
+        old = [job.start("2") for _ in range(2)]
+        for launcher in old:
+            started(launcher)
+        for launcher in old:
+            launcher.kill()
+        fresh = [job.start("2") for _ in range(2)]
+        assert sorted(started(launcher)[:3] for launcher in fresh) == [(0, 2, 0), (1, 2, 0)]
+        job.finish(*fresh)
+
+
+def test_a_spare_takes_the_place_of_a_killed_node(job: Job) -> None:
+    with job.served():
+        both = [job.start("2") for _ in range(2)]
+        ranks = {started(launcher)[0]: launcher for launcher in both}
+        spare = job.start("2")
+        said(spare, "standing by")
+        ranks[1].kill()
+        assert [started(ranks[0])[:3], started(spare)[:3]] == [(0, 2, 0), (1, 2, 0)]
+        job.finish(ranks[0], spare)
+
+
+def test_a_paused_launcher_comes_back_as_a_newcomer_and_its_old_workers_are_gone(job: Job) -> None:
+    with job.served():
+        both = [job.start("1:2") for _ in range(2)]
+        ranks = by_rank(both)
+        paused, old_pid = ranks[1]
+        paused.send_signal(signal.SIGSTOP)
+        assert started(ranks[0][0])[:3] == (0, 1, 0)
+        paused.send_signal(signal.SIGCONT)
+        assert [started(ranks[0][0])[:3], started(paused)[:3]] == [(0, 2, 0), (1, 2, 0)]
+        assert not Path(f"/proc/{old_pid}").exists()
+        job.finish(ranks[0][0], paused)
+
+
+def test_who_gives_up_where_others_can_go_on_leaves_alone(job: Job) -> None:
+    with job.served():
+        good, bad = job.start("1:2", name="good"), job.start("1:2", "--restart-window", "60", name="bad")
+        until(lambda: started(good)[1] == 2, "both are in")
+        job.fail("bad")
+        assert bad.wait(PATIENCE_S) == 7
+        assert started(good)[:3] == (0, 1, 0)
+        job.finish(good)
+
+
+def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None:
+    with job.served():
+        good, bad = job.start("2", name="good"), job.start("2", name="bad")
+        assert sorted([started(good)[0], started(bad)[0]]) == [0, 1]
+        job.fail("bad")
+        assert [good.wait(PATIENCE_S), bad.wait(PATIENCE_S)] == [7, 7], "the first failing worker's code, everywhere"
+
+
+def test_workers_whose_launcher_is_killed_do_not_hold_the_others_up(job: Job) -> None:
+    with job.served():
+        nodes = [job.start("2:3") for _ in range(3)]
+        ranks = by_rank(nodes)
+        victim, pid = ranks.pop(2)
+        os.kill(victim.pid, signal.SIGKILL)
+        survivors = [launcher for launcher, _ in ranks.values()]
+        assert [started(launcher)[:2] for launcher in survivors] == [(0, 2), (1, 2)]
+        until(lambda: not Path(f"/proc/{pid}").exists(), "its worker is gone")
+        job.finish(*survivors)
