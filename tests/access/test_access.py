@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from rallypoint import protocol
-from rallypoint.cli.certs import make_certificates
+from rallypoint.cli.certificates import make_certificates
 from rallypoint.tokens import AccessRole, Token
+from tests.support.cli_processes import cli
+from tests.support.forked_processes import ForkedProcess
 from tests.support.protocol_client import ProtocolClient
 
 MASTER = "a-master-token-that-is-long"
 NODE = """
 import sys, rallypoint
 options = dict(option.split("=", 1) for option in sys.argv[3:])
-with rallypoint.join(sys.argv[1], run=sys.argv[2], nodes=2, last_call_timeout=0.1, join_timeout=20.0, **options) as place:
+options["join_timeout"] = float(options.get("join_timeout", 20))
+with rallypoint.join(sys.argv[1], run=sys.argv[2], nodes=2, last_call_timeout=0.1, **options) as place:
     place.store.set(f"from {place.rank}", "hello")
     print(place.rank, place.store.get(f"from {1 - place.rank}"))
 """
@@ -46,21 +49,18 @@ def serve() -> Iterator[Serve]:
         server.stdout.close()
 
 
-def join(endpoint: str, run: str, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", NODE, endpoint, run, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def join(endpoint: str, run: str, *options: str) -> ForkedProcess:
+    return ForkedProcess("-c", NODE, endpoint, run, *options)
 
 
-def ended(node: subprocess.Popen[str]) -> tuple[int, str, str]:
+def ended(node: ForkedProcess) -> tuple[int, str, str]:
     out, err = node.communicate(timeout=40)
-    return node.returncode, out, err
+    return node.wait(), out, err
 
 
 def ask(*arguments: str) -> tuple[int, str]:
     """What a command says, and its exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rallypoint", *arguments], capture_output=True, text=True, timeout=40, check=False
-    )
+    done = cli(*arguments)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -247,8 +247,8 @@ def test_what_has_no_certificate_of_the_authority_is_refused(
     endpoint = serve(*flags(certs("server")))
     make_certificates(tmp_path / "others", (), 30)
     stranger = [option.replace("/certs/", "/others/") for option in certs("node")]
-    for options in ([], stranger):
-        code, _, err = ended(join(endpoint, "r", *options))
+    nodes = [join(endpoint, "r", "join_timeout=3", *options) for options in ([], stranger)]
+    for code, _, err in map(ended, nodes):
         assert code != 0
         assert "cannot be reached" in err or "cannot be joined" in err
     code, said = ask("runs", "--endpoint", endpoint, *flags(stranger))

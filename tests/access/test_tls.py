@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint import tls
-from rallypoint.cli.certs import make_certificates
+from rallypoint.cli.certificates import make_certificates
 from rallypoint.tls import TlsContext, TlsFiles, expires_at
 
 

@@ -10,13 +10,13 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 from types import TracebackType
 from typing import Any
 
 from rallypoint.stores import FileStore, StoreError
 from rallypoint.stores.file import locked_file, record_format
+from tests.support.forked_processes import ForkedProcess
 from tests.support.store_kinds import SOON
 
 
@@ -24,12 +24,7 @@ class Worker:
     """A process, as a test sees it."""
 
     def __init__(self, path: object = None, world_size: int = -1) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.stores.file_processes"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.popen = ForkedProcess("tests.stores.file_processes")
         if path is not None:
             self.do("open", str(path), world_size)
 
@@ -46,11 +41,9 @@ class Worker:
         return self.answer()
 
     def order(self, *order: Any) -> None:
-        assert self.popen.stdin is not None
         print(json.dumps(order), file=self.popen.stdin, flush=True)
 
     def answer(self) -> Any:
-        assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         assert line, "the process has ended"
         answer = json.loads(line)
@@ -65,11 +58,10 @@ class Worker:
 
     def end(self) -> int:
         """When it has done what it was told: it is told nothing more."""
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
         self.popen.stdin.close()
         code = self.popen.wait(SOON.total_seconds())
         self.popen.stdout.close()
+        self.popen.stderr.close()
         return code
 
 

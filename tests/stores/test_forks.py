@@ -204,11 +204,10 @@ def bereaved(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that serves a store in both ways, and a child by fork that outlives it."""
     code = """
     import os, signal, sys, threading
-    from rallypoint.client.round_store import serve_here
-    from rallypoint.stores import TcpStore, listen
+    from rallypoint.stores import StoreServer, TcpStore, listen
     store, sock = TcpStore("127.0.0.1", 0, is_master=True), listen("127.0.0.1")
     port = sock.getsockname()[1]
-    serve_here(sock)
+    StoreServer().start_in_thread(sock)
     TcpStore("127.0.0.1", port).set("k", "v")
     ours, theirs = os.pipe()
     print(store.port, port, flush=True)

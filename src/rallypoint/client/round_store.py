@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.client.addresses import on_our_link
 from rallypoint.errors import RendezvousError
 from rallypoint.forks import OpenedIn
 from rallypoint.messages.notices import Placed
 from rallypoint.net import parse_endpoint, written
-from rallypoint.stores import PrefixStore, Store, StoreServer, TcpStore
+from rallypoint.stores import PrefixStore, Store, StoreServer, StoreServerCore, TcpStore
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
+from rallypoint.stores.tcp.guarded import GuardedStoreCore
 from rallypoint.stores.tcp.server import listen
 from rallypoint.stores.wrapper import LazyStore
 from rallypoint.waiting import Deadline
@@ -32,15 +35,38 @@ _SOON_S = 0.5
 _ATTEMPT = timedelta(seconds=1)
 """How long one attempt to connect takes, before a look at whether the world still stands."""
 
-Serve = Callable[[socket.socket], Callable[[], None]]
-"""Serves a store on a listening socket, which it takes over, and returns what ends it."""
+
+class StoreHosting(NamedTuple):
+    """How a node serves the store of a round in which it has rank 0.
+
+    `serve` takes a listening socket over, and the secret that clients are to prove; it returns what ends the store.
+    `has_secret` is False for servers that cannot ask for one.
+    """
+
+    serve: Callable[[socket.socket, str], Callable[[], None]]
+    has_secret: bool = True
 
 
-def serve_here(listener: socket.socket) -> Callable[[], None]:
+def _serve_members(listener: socket.socket, secret: str) -> Callable[[], None]:
+    return _served(listener, GuardedStoreCore(secret) if secret else StoreServerCore())
+
+
+def _serve_workers(listener: socket.socket, secret: str) -> Callable[[], None]:
+    others = StoreServerCore()
+    return _served(listener, GuardedStoreCore(secret, others=others) if secret else others)
+
+
+def _served(listener: socket.socket, core: StoreServerCore) -> Callable[[], None]:
     """Serve a store in a thread of this process."""
-    server = StoreServer()
+    server = StoreServer(core)
     server.start_in_thread(listener)
     return server.stop
+
+
+FOR_MEMBERS = StoreHosting(_serve_members)
+"""Our own server, for those who know the secret and nobody else."""
+FOR_WORKERS = StoreHosting(_serve_workers)
+"""Our own server where workers are told its address, which may use torch: clients without the secret have keys of their own."""
 
 
 def cannot_listen(address: str, problem: StoreError) -> RendezvousError:
@@ -54,8 +80,9 @@ def cannot_listen(address: str, problem: StoreError) -> RendezvousError:
 class StoreOffer:
     """A bound port that a node would serve the round's store on, if it became rank 0."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, has_secret: bool = True) -> None:
         self.address = address
+        self.secret = secrets.token_hex(16) if has_secret else ""
         self._listener: socket.socket | None = listen(address)
         self.endpoint = written(address, self._listener.getsockname()[1])
 
@@ -88,7 +115,9 @@ class RoundStore(PrefixStore):
         self, member: Member, placed: Placed, timeout: timedelta, stop: Callable[[], None] | None = None
     ) -> None:
         self.seal_id = placed.seal_id
-        self.host, self.port = parse_endpoint(placed.store, 0)
+        host, self.port = parse_endpoint(placed.store, 0)
+        self.host = on_our_link(host, member.view.node.address)
+        self.secret = placed.store_secret
         self._member, self._placed = member, placed
         self._title = f"the store of round {placed.round} of run {member.run_id!r}"
         self._opened_in = OpenedIn()
@@ -124,7 +153,7 @@ class RoundStore(PrefixStore):
 
     def _open(self, timeout: timedelta) -> tuple[Store, Callable[[], None]]:
         """The store below and a method that closes it; whoever holds the store holds that method's object."""
-        store = TcpStore(self.host, self.port, timeout=timeout)
+        store = TcpStore(self.host, self.port, timeout=timeout, secret=self.secret)
         return store, store.close
 
     def _lazy(self, timeout: timedelta) -> LazyStore:

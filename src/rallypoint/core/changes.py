@@ -128,10 +128,16 @@ def close(run: Run, ending: Ending, why: str, now: float) -> Step:
 
 
 def charge(run: Run, name: str, now: float) -> Run:
-    """Remember that a node of this name crashed; old crashes are forgiven."""
-    past = run.crashes.get(name)
-    count = past.count + 1 if past is not None and now - past.last <= run.settings.crash_memory_s else 1
-    return change(run, crashes=run.crashes.set(name, Crash(count, now)))
+    """Remember that a node of this name crashed; old crashes are forgiven, and then forgotten."""
+    past, memory_s = run.crashes.get(name), run.settings.crash_memory_s
+    count = past.count + 1 if past is not None and now - past.last <= memory_s else 1
+    by_age = run.crashes_by_age if past is None else run.crashes_by_age.without((past.last, name))
+    crashes, by_age = run.crashes.set(name, Crash(count, now)), by_age.set((now, name), None)
+    for _ in range(2):  # more than come, and no more than a crash may cost
+        oldest = by_age.first()
+        if oldest is not None and now - oldest[0] > memory_s:
+            by_age, crashes = by_age.without(oldest), crashes.without(oldest[1])
+    return change(run, crashes=crashes, crashes_by_age=by_age)
 
 
 def pause_ends(run: Run, name: str, now: float) -> float:

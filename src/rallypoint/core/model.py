@@ -55,14 +55,12 @@ class World(msgspec.Struct, frozen=True):
         """How many members it was sealed with."""
         return len(self.members)
 
-    @property
-    def store(self) -> str:
-        """Where the bootstrap store of this round is served: by rank 0 (rule 12)."""
-        return self.members[0].store
-
     def place(self, rank: int, remark: str = "") -> Placed:
-        """What the member of this rank is told."""
-        return Placed(self.incarnation, self.round, self.seal_id, rank, self.size, self.store, remark)
+        """What the member of this rank is told; rank 0 serves the bootstrap store (rule 12)."""
+        host, seat = self.members[0], (rank, self.size)
+        return Placed(
+            self.incarnation, self.round, self.seal_id, *seat, host.store, remark, store_secret=host.store_secret
+        )
 
 
 class WaitingNode(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -176,6 +174,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     recorded: RecordedWorld | None = None
     predecessor: Predecessor | None = None
     crashes: SortedMap[str, Crash] = SortedMap()
+    crashes_by_age: SortedMap[tuple[float, str], None] = SortedMap()
     evictions: SortedMap[tuple[str, str], Eviction] = SortedMap()
     evictions_end: float | None = None
     arrivals: int = 0

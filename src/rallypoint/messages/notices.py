@@ -10,6 +10,7 @@ from rallypoint.messages.types import Count, Ending, Round, Seconds, Text, Token
 class Placed(msgspec.Struct, frozen=True, tag="placed", omit_defaults=True):
     """A node's place in a sealed world, and which ranks of it are in the process that serves.
 
+    `store_secret` is what this node and the round's store prove to each other; empty where the store cannot (rule 16).
     `mac` is the server's own mark of the place, where it has a token: the node shows it with its seat.
     """
 
@@ -22,6 +23,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed", omit_defaults=True):
     remark: Text = ""
     server_ranks: tuple[Count, ...] = ()
     mac: Token = ""
+    store_secret: Token = ""
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

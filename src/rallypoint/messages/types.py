@@ -71,13 +71,15 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `id` is minted by the process, so a restarted process is another node; `name` is what stays (a host, a slot) and is
     what people read.  `store` is where this node would serve the bootstrap store if it became rank 0 (rule 12): bound
-    before it joins, so that the sealed world can carry it.
+    before it joins, so that the sealed world can carry it.  `store_secret` is what the store's clients prove; members of
+    the world learn it, and nobody else (rule 16).
     """
 
     id: Name
     name: Name
     address: Token = ""
     store: Token = ""
+    store_secret: Token = ""
     wanted_rank: Count | None = None
     topology: Text = ""
     role: Role = Role.MEMBER

@@ -52,7 +52,7 @@ def probe(host: str, port: int, timeout_s: float) -> None:
 
 
 def _ask(host: str, port: int, request: bytes, timeout_s: float, answer_timeout_s: float) -> bytes:
-    """The first bytes of an answer; none where it closes, or does not answer a stranger's question in a while."""
+    """The first bytes of an answer; none where the other side hangs up, or says nothing in time."""
     with dial(host, port, timeout_s) as sock:
         sock.settimeout(answer_timeout_s)
         sock.sendall(request)

@@ -16,7 +16,7 @@ from rallypoint.messages.types import Reason
 from rallypoint.torch_bridge import agent_types
 from rallypoint.torch_bridge.agent_types import ChildFailedError, DistStoreError, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.torch_bridge.errors import in_torch_words_too
-from rallypoint.torchrun.round_store import HURRY, Round, RoundStore
+from rallypoint.torchrun.round_store import HURRY, AgentRound, AgentStore
 
 log = logging.getLogger("rallypoint.torchrun")
 
@@ -29,7 +29,7 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
 
     def __init__(self, backend: str, member: Member, join_timeout_s: float) -> None:
         self._backend, self._member, self._join_timeout_s = backend, member, join_timeout_s
-        self._round: Round | None = None
+        self._round: AgentRound | None = None
         # An exception that is being handled while a program launches has nothing to do with the run.
         self._about = sys.exc_info()[1]
 
@@ -50,7 +50,7 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
         while True:
             place = self._next_round()
             log.info("run %r: rank %s of %s", self.get_run_id(), place.rank, place.size)
-            store = RoundStore(place)
+            store = AgentStore(place)
             try:
                 info = RendezvousInfo(store, place.rank, place.size, self._bootstrap(place, store))
             except DistStoreError:
@@ -61,10 +61,10 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
                 return info
 
     @in_torch_words_too
-    def _next_round(self) -> Round:
+    def _next_round(self) -> AgentRound:
         try:
             with reported(self._member, LogReporter(log, logging.WARNING)):
-                return Round(self._member, self._member.join(self._join_timeout_s))
+                return AgentRound(self._member, self._member.join(self._join_timeout_s))
         except RendezvousGracefulExitError as exc:
             # torch's launcher fails on its own error for this.
             log.info("%s", exc)
@@ -97,7 +97,7 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
         in_a_hurry = self._round is not None and self._round.is_superseded
         return self._member.leave(reason, why, patience_s=HURRY.total_seconds() if in_a_hurry else None)
 
-    def _bootstrap(self, place: Round, store: RoundStore) -> RendezvousStoreInfo:
+    def _bootstrap(self, place: AgentRound, store: AgentStore) -> RendezvousStoreInfo:
         if self.use_agent_store:
             return RendezvousStoreInfo(place.host, place.port)
         return RendezvousStoreInfo.build(place.rank, store, place.host)

@@ -43,7 +43,7 @@ _WHEN_OVER = {"set": None, "multi_set": None, "check": False, "delete_key": Fals
 """What a call returns once the world is over; every other call is refused."""
 
 
-class Round:
+class AgentRound:
     """A place in a sealed world, and the way to its keys."""
 
     def __init__(self, member: Member, placed: Placed) -> None:
@@ -80,10 +80,10 @@ class Round:
         threading.Thread(target=set_key, name="rallypoint-release", daemon=True).start()
 
 
-class RoundStore(PythonStore):
+class AgentStore(PythonStore):
     """The keys of one round, as a store of torch's."""
 
-    def __init__(self, world: Round) -> None:
+    def __init__(self, world: AgentRound) -> None:
         super().__init__()
         self._world = world
         self._store: Any = None
@@ -141,9 +141,9 @@ class RoundStore(PythonStore):
         if self._store is not None:
             self._store.set_timeout(timeout)
 
-    def clone(self) -> RoundStore:
+    def clone(self) -> AgentStore:
         """The same keys over a connection of its own."""
-        other = RoundStore(self._world)
+        other = AgentStore(self._world)
         other.set_timeout(self._timeout)
         return other
 

@@ -44,7 +44,7 @@ class AppendLog(SharedData):
         self._world_size = world_size
         self._counted = _run is None
         self._closed = False
-        # A child by fork is a guest of its parent's: many end without a word, and are not taken for killed.
+        # A child by fork is a guest of its parent's: many end without closing it, and are not taken for killed.
         self._is_guest = _is_guest
         self._file: LockedFile | None = LockedFile(path, lock_timeout_s, _run, is_guest=_is_guest)
         self.incarnation = self._file.incarnation

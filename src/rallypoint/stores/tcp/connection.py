@@ -187,14 +187,14 @@ class StoreConnection:
         return received
 
 
-def connect(host: str, port: int, timeout_s: float) -> StoreConnection:
+def connect(host: str, port: int, timeout_s: float, secret: str = "") -> StoreConnection:
     """Connect as soon as a server answers; it may start later than its clients.
 
-    Raises `StoreTimeoutError`, or `StoreConnectionError` if what listens there is no store server.
+    With a secret, both sides prove that they know it.  Raises `StoreTimeoutError`, or `StoreConnectionError` if what listens there is no store server.
     """
     place = f"{host}, port {port}"
     try:
-        return keep_trying(lambda left_s: _connect_once(host, port, left_s, place), timeout_s, 1.0)
+        return keep_trying(lambda left_s: _connect_once(host, port, left_s, place, secret), timeout_s, 1.0)
     except TimeoutError as exc:
         raise StoreTimeoutError(f"no store server answered at {place} within {timeout_s:g} s: {exc}") from exc
     except ProtocolError as exc:
@@ -227,7 +227,7 @@ def hello(nonce: int) -> bytes:
     return wire.request(Query.VALIDATE, number=wire.MAGIC) + wire.request(Query.PING, number=nonce)
 
 
-def _connect_once(host: str, port: int, timeout_s: float, place: str) -> StoreConnection:
+def _connect_once(host: str, port: int, timeout_s: float, place: str, secret: str) -> StoreConnection:
     try:
         sock = dial(host, port, timeout_s)
     except UnicodeError as exc:
@@ -236,6 +236,12 @@ def _connect_once(host: str, port: int, timeout_s: float, place: str) -> StoreCo
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if secret:
+            from rallypoint.stores.tcp.guarded import Caller  # what proves a secret costs an import
+
+            caller = Caller(secret)
+            connection.say(connection.say(caller.opening, caller.prove, timeout_s), replies.read_nothing, timeout_s)
+            return connection
         nonce = os.getpid() & 0xFFFFFFFF
         if connection.say(hello(nonce), replies.read_nonce, timeout_s) != nonce:
             raise ProtocolError("it is no store server: it answered something else to a ping")

@@ -13,24 +13,36 @@ from rallypoint.stores.tcp.wire import StoreLimits
 
 # Reentrant: a store that is collected gives its share back, in whichever thread and moment that happens.
 _lock = threading.RLock()
-_shared: dict[tuple[str, int], tuple[StoreServer, int]] = {}
+_Place = tuple[str, int, str]
+_shared: dict[_Place, tuple[StoreServer, int]] = {}
+"""By address, port and secret."""
 
 
-def host_server(host: str, port: int, limits: StoreLimits, multi_tenant: bool) -> tuple[int, Callable[[], None]]:
+def host_server(
+    host: str, port: int, limits: StoreLimits, multi_tenant: bool, secret: str = ""
+) -> tuple[int, Callable[[], None]]:
     """The port of a server that runs now, and what to call when it is not needed any more."""
     if not multi_tenant:
-        server = _start(host, port, limits)
+        server = _start(host, port, limits, secret)
         return server.port, server.stop
     with _lock:
-        server, tenants = _shared.get((host, port)) or (_start(host, port, limits), 0)
-        place = host, server.port
+        server, tenants = _shared.get((host, port, secret)) or (_start(host, port, limits, secret), 0)
+        place = host, server.port, secret
         _shared[place] = server, tenants + 1
     return server.port, lambda: _give_back(place, server)
 
 
-def _start(host: str, port: int, limits: StoreLimits) -> StoreServer:
+def _core(limits: StoreLimits, secret: str) -> StoreServerCore:
+    if not secret:
+        return StoreServerCore(limits)
+    from rallypoint.stores.tcp.guarded import GuardedStoreCore  # what proves a secret costs an import
+
+    return GuardedStoreCore(secret, limits)
+
+
+def _start(host: str, port: int, limits: StoreLimits, secret: str) -> StoreServer:
     sock = listen(host, port)
-    server = StoreServer(StoreServerCore(limits))
+    server = StoreServer(_core(limits, secret))
     try:
         server.start_in_thread(sock)
     except BaseException as exc:
@@ -39,7 +51,7 @@ def _start(host: str, port: int, limits: StoreLimits) -> StoreServer:
     return server
 
 
-def _give_back(place: tuple[str, int], server: StoreServer) -> None:
+def _give_back(place: _Place, server: StoreServer) -> None:
     with _lock:
         present, tenants = _shared.get(place) or (None, 0)
         if present is not server:

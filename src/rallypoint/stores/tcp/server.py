@@ -3,8 +3,8 @@
 Between readiness and answer there is nothing but this: callbacks of asyncio, one for each event, would cost more than
 the answers.
 
-The format has no authentication: a client that reaches the port can read and write every key.  So it listens on the address
-that it was given, and on no other.
+The format has no authentication: without a secret (see `guarded`), a client that reaches the port can read and write every
+key.  So it listens on the address that it was given, and on no other.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LARGE = 1 << 16
 
 
 class StoreServerCore:
-    """The keys of one server and the conversations about them."""
+    """The keys of one server, and what its connections ask about them."""
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
         self.limits = limits or StoreLimits()

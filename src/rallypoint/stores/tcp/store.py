@@ -44,6 +44,9 @@ class TcpStore(Store):
     There is one connection, and one request on it at a time, as with torch: while a thread waits for a key, the other
     threads' requests wait behind it.  A thread that is to wait for long takes a `clone()`.  When the connection is lost,
     every further call fails: another server may be at that address by now, and its keys are another job's.
+
+    With a `secret`, the master answers only clients that prove that they know it, and they believe no other server.  torch's
+    clients cannot.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class TcpStore(Store):
         multi_tenant: bool = False,
         *,
         limits: StoreLimits | None = None,
+        secret: str = "",
     ) -> None:
         self.host = host_name
         self.port = port
+        self._secret = secret
         self._limits = limits or StoreLimits()
         # What is short in all has no part that is too long.
         self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
@@ -71,9 +76,9 @@ class TcpStore(Store):
             if is_master:
                 from rallypoint.stores.tcp.hosting import host_server
 
-                self.port, stop = host_server(host_name, port, self._limits, multi_tenant)
+                self.port, stop = host_server(host_name, port, self._limits, multi_tenant, secret)
                 acquired.append(stop)
-            self._connection = connect(host_name, self.port, self._timeout_s)
+            self._connection = connect(host_name, self.port, self._timeout_s, secret)
             acquired.append(self._connection.close)
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._wait_for_workers(world_size, is_master)
@@ -180,7 +185,7 @@ class TcpStore(Store):
         self._timeout = timeout
 
     def clone(self) -> TcpStore:
-        return TcpStore(self.host, self.port, timeout=self._timeout, limits=self._limits)
+        return TcpStore(self.host, self.port, timeout=self._timeout, limits=self._limits, secret=self._secret)
 
     # Talking ----------------------------------------------------------------------------------------------------------
 

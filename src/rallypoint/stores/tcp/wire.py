@@ -61,12 +61,19 @@ class Query(IntEnum):
 
 
 _NUMBERS = {"q": NUMBER, "I": NONCE}
-# By the number of a query: its first byte, its fields (None for a key or value), and how many of them are counted as one.
-# What looks at an enumeration takes several times as long.
+# By the number of a query: itself, its first byte, its fields, how many of them are counted as one, and the form of its
+# number.  What looks at an enumeration takes several times as long.
 _PLANS = tuple(
-    (query, bytes((query,)), tuple(map(_NUMBERS.get, query.fields)), len(query.fields) * query.counted)
+    (
+        query,
+        bytes((query,)),
+        tuple(_NUMBERS.get(field, field) for field in query.fields),
+        len(query.fields) * query.counted,
+        _NUMBERS.get(query.fields[-1:]),
+    )
     for query in Query
 )
+_INTRODUCTION = int(Query.VALIDATE)
 _pack_length, _unpack_length = LENGTH.pack, LENGTH.unpack_from
 
 
@@ -98,14 +105,14 @@ def text(content: bytes) -> bytes:
 
 def request(query: Query, texts: Sequence[bytes] = (), number: int = 0) -> bytes:
     """What a client sends."""
-    _, head, fields, counted = _PLANS[query]
+    _, head, _, counted, form = _PLANS[query]
     parts = [head]
     if counted:
         parts.append(_pack_length(len(texts) // counted))
     for content in texts:
         parts += (_pack_length(len(content)), content)
-    if fields and (last := fields[-1]) is not None:
-        parts.append(last.pack(number))
+    if form is not None:
+        parts.append(form.pack(number))
     return b"".join(parts)
 
 
@@ -136,108 +143,80 @@ class RequestReader:
     The first one has to be the client's introduction: of any other client not a byte is kept.
     """
 
-    __slots__ = ("_buffer", "_introduced", "_limits", "_slowly", "unfinished")
+    __slots__ = ("_requests", "unfinished")
 
     def __init__(self, limits: StoreLimits) -> None:
-        self._limits = limits
-        self._buffer = bytearray()
-        self._introduced = False
-        self._slowly = _read_slowly(self._buffer, limits)
+        self._requests = _requests(limits)
         # The query of which a part is still to come.
-        self.unfinished: Query | None = None
+        self.unfinished: Query | None = next(self._requests)  # type: ignore[assignment]  # it begins with none
 
     def read(self, data: bytes) -> Iterator[Request]:
         """The requests that are complete with these bytes."""
-        at, size = 0, len(data)
-        if self._introduced and self.unfinished is None:
-            # Most of what comes is one whole request, or a few.
-            while at < size and (whole := _whole_request(data, at, self._limits)) is not None:
-                query, texts, number, at = whole
-                yield query, texts, number
-            if at == size:
-                return
-        self._buffer += data[at:] if at else data
-        while isinstance(done := next(self._slowly), tuple):
-            self._introduced = True
-            yield done
-        self.unfinished = done
+        found = self._requests.send(data)
+        while isinstance(found, tuple):
+            yield found
+            found = next(self._requests)
+        self.unfinished = found
 
 
-def _read_slowly(buffer: bytearray, limits: StoreLimits) -> Iterator[Request | Query | None]:
-    """The requests in the buffer, field by field; where more has to come first, the unfinished query, or None."""
-    introduced = False
+def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, None]:
+    """Each request as soon as it is complete; where bytes are missing, its query (None between two), to be sent more."""
+    surely_short = min(limits.key_bytes, limits.value_bytes)
+    data, at, introduced = b"", 0, False
     while True:
-        while not buffer:
-            yield None
-        query = _begun(buffer.pop(0), introduced)
-        said = f"its {query.name.lower()} request"
+        if at == len(data):
+            data, at = b"", 0  # nothing is kept while the peer is silent
+            while not data:
+                data = yield None
+        code = data[at]
+        if code >= len(_PLANS):
+            raise ProtocolError(f"it sent the unknown query {code}")
+        query, _, fields, counted, _ = _PLANS[code]
+        at += 1
+        if (code == _INTRODUCTION) == introduced:
+            early = f"it sent {query.name.lower()} before it introduced itself"
+            raise ProtocolError("it introduced itself twice" if introduced else early)
         introduced = True
         texts: list[bytes] = []
-        times, number, size = 1, 0, 0
-        if query.counted:
-            (times,) = LENGTH.unpack((yield from _take(buffer, LENGTH.size, query)))
+        number = size = 0
+        if counted:
+            if at + 8 > len(data):
+                data, at = (yield from _more(data[at:], 8, query)), 0
+            (times,) = _unpack_length(data, at)
+            at += 8
             if times > limits.keys:
-                raise ProtocolError(f"{said} names {times} keys; the limit is {limits.keys}")
-        for field in query.fields * times:
-            if (form := _NUMBERS.get(field)) is not None:
-                (number,) = form.unpack((yield from _take(buffer, form.size, query)))
+                raise ProtocolError(f"{_said(query)} names {times} keys; the limit is {limits.keys}")
+            fields *= times
+        for field in fields:
+            if not isinstance(field, str):
+                if at + field.size > len(data):
+                    data, at = (yield from _more(data[at:], field.size, query)), 0
+                (number,) = field.unpack_from(data, at)
+                at += field.size
                 continue
-            (length,) = LENGTH.unpack((yield from _take(buffer, LENGTH.size, query)))
-            what, limit = _limit(field, limits)
-            if length > limit:
-                raise ProtocolError(f"{said} has a {what} of {length} bytes; the limit is {limit}")
+            if at + 8 > len(data):
+                data, at = (yield from _more(data[at:], 8, query)), 0
+            (length,) = _unpack_length(data, at)
+            at += 8
+            if length > surely_short and length > (limit := _limit(field, limits))[1]:
+                raise ProtocolError(f"{_said(query)} has a {limit[0]} of {length} bytes; the limit is {limit[1]}")
             if size + length > limits.request_bytes:
-                raise ProtocolError(f"{said} is longer than {limits.request_bytes} bytes")
-            size += LENGTH.size + length
-            texts.append((yield from _take(buffer, length, query)))
+                raise ProtocolError(f"{_said(query)} is longer than {limits.request_bytes} bytes")
+            size += 8 + length
+            if at + length > len(data):
+                data, at = (yield from _more(data[at:], length, query)), 0
+            texts.append(data[at : at + length])
+            at += length
         yield query, texts, number
 
 
-def _begun(code: int, introduced: bool) -> Query:
-    if code >= len(_PLANS):
-        raise ProtocolError(f"it sent the unknown query {code}")
-    query = _PLANS[code][0]
-    if (query is Query.VALIDATE) == introduced:
-        early = f"it sent {query.name.lower()} before it introduced itself"
-        raise ProtocolError("it introduced itself twice" if introduced else early)
-    return query
-
-
-def _take(buffer: bytearray, size: int, query: Query) -> Generator[Query, None, bytes]:
+def _more(rest: bytes, size: int, query: Query) -> Generator[Query, bytes, bytes]:
+    """At least so many bytes, which begin with the rest of those before."""
+    buffer = bytearray(rest)
     while len(buffer) < size:
-        yield query
-    taken = bytes(buffer[:size])
-    del buffer[:size]
-    return taken
+        buffer += yield query
+    return bytes(buffer)
 
 
-def _whole_request(data: bytes, at: int, limits: StoreLimits) -> tuple[Query, list[bytes], int, int] | None:
-    """The request that begins there, and where it ends; None where it is not whole, or anything is wrong with it."""
-    code, size, longest = data[at], len(data), limits.key_bytes
-    if not 0 < code < len(_PLANS):
-        return None
-    query, _, fields, counted = _PLANS[code]
-    at += 1
-    texts: list[bytes] = []
-    number = 0
-    try:
-        if counted:
-            (times,) = _unpack_length(data, at)
-            at += 8
-            if times > limits.keys or times > size:
-                return None
-            fields *= times
-        for field in fields:
-            if field is None:
-                (length,) = _unpack_length(data, at)
-                begin = at + 8
-                at = begin + length
-                if at > size or length > longest:
-                    return None
-                texts.append(data[begin:at])
-            else:
-                (number,) = field.unpack_from(data, at)
-                at += field.size
-    except struct.error:
-        return None
-    return query, texts, number, at
+def _said(query: Query) -> str:
+    return f"its {query.name.lower()} request"
