@@ -4,6 +4,7 @@
 #   PYTHON   the interpreter the environment is made from       make check PYTHON=python3.12
 #   SEEDS    the seeds to simulate, first:end                   make simulate SEEDS=0:200000
 #   BEFORE   a commit to measure beside the working tree        make bench BEFORE=9ef17f0
+#   ONLY     the benchmarks to run, by name                    make bench ONLY=launcher
 #   MINUTES  how long to fuzz                                  make fuzz MINUTES=60
 #   WORKERS  how many tests run at a time (see below)           make test WORKERS=3
 #
@@ -13,9 +14,10 @@
 PYTHON ?= python3
 SEEDS ?= 0:10000
 MINUTES ?= 5
+ONLY ?=
 LONG_SEEDS ?= 10000:100000
-# Most tests wait for others more than they compute, and the simulation takes one worker for as long as it lasts.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Tests wait twice as long as they compute, and the simulation takes one worker for as long as it lasts.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 PYTEST_N = $(BIN)/python -m pytest -n $(WORKERS)
 
 # The tests start some thousand processes: none of them is to compile the package anew.
@@ -88,7 +90,7 @@ simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)
 	$(BIN)/python -m simulation run --seeds $(SEEDS)
 
 bench: $(if $(BEFORE),$(TEST),$(BENCH)) ## measure the costs and draw the curves; with BEFORE, compare with that commit
-	$(BIN)/python -m $(if $(BEFORE),benchmarks.compare_versions '$(BEFORE)',benchmarks)
+	$(BIN)/python -m $(if $(BEFORE),benchmarks.compare_versions '$(BEFORE)',benchmarks $(ONLY))
 
 release: $(DEV) ## build the wheel and the source archive, check them, try the wheel in an empty environment
 	.ci/release $(BIN)/python

@@ -16,6 +16,7 @@ from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.net import parse_endpoints
 from tests.conformance.etcd_process import EtcdProcess
 from tests.support.etcd_servers import wait_until
+from tests.support.forked_processes import NODES, TORCH
 from tests.support.node_processes import ControlledProcess, Server, free_port
 
 INTERVAL_S = 0.25
@@ -170,7 +171,8 @@ def _tcp(kind: str) -> Callable[[Path], Medium]:
 
 
 def _store(kind: str, port: int) -> ControlledProcess:
-    server = ControlledProcess("tests.support.store_server_program", kind, str(port))
+    imported = TORCH if kind == "torch" else NODES
+    server = ControlledProcess("tests.support.store_server_program", kind, str(port), imported=imported)
     server.expect("serving")
     return server
 

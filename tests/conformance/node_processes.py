@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from tests.conformance.backend_kinds import CANNOT, KEEPS_RANKS, TOLD_AT_ONCE, UNTOLD, Kind, Medium
+from tests.support.forked_processes import NODES, TORCH
 from tests.support.node_processes import ControlledProcess, Event
 from tests.support.waiting import PATIENCE_S
 
@@ -73,7 +74,9 @@ class PooledNode(ControlledProcess, NodeCommands):
     shows_stacks = True
 
     def __init__(self, flavour: Flavour) -> None:
-        ControlledProcess.__init__(self, "tests.conformance.node_program", *flavour)
+        # Clocks are shifted before anything that reads them is imported.
+        imported = None if "--skew" in flavour else NODES if "--without-torch" in flavour else TORCH
+        ControlledProcess.__init__(self, "tests.conformance.node_program", *flavour, imported=imported)
         self.flavour = flavour
         self.name = ""
         self.is_ready = False

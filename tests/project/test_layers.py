@@ -19,7 +19,9 @@ LAYERS = "Layers: imports point downwards, and every folder is declared"
 ROOT_UNSEEN = "Root: the package's own __init__ is for users; nothing inside imports it"
 CORE_PURE = "Core, and what decides beside it: no clock, no chance, no IO, no threads"
 CORE_ALONE = "Core: sees nothing of rallypoint but messages, ranking, wording, errors and the map"
-SIMULATION_SEES = "Simulation: sees location, server, client, protocol, record, core, messages, ranking and errors only"
+SIMULATION_SEES = (
+    "Simulation: sees location, server, client, protocol, record, core, messages, ranking, tokens and errors only"
+)
 SIMULATION_UNSEEN = "Simulation: nothing imports it"
 TORCH = "Torch: only torch_bridge imports it"
 GRPC = "gRPC: only etcd_client imports it"

@@ -143,7 +143,13 @@ def module_is_short(page: Page) -> Iterator[str]:
 def nobody_reads_the_wall_clock(page: Page) -> Iterator[str]:
     # The recorder and `--json` stamp what people and programs read; nothing is decided by it.  A deadline of PyTorch's is a
     # time of the wall clock, and is made and met in one process.  A certificate's dates are of the wall clock.
-    exempt = ("rallypoint/events.py", "legacy_etcd/phases.py", "cli/as_json.py", "cli/certs.py", "rallypoint/tls.py")
+    exempt = (
+        "rallypoint/events.py",
+        "legacy_etcd/phases.py",
+        "cli/as_json.py",
+        "cli/certificates.py",
+        "rallypoint/tls.py",
+    )
     if page.is_product and page.is_python and not page.path.as_posix().endswith(exempt):
         for node in ast.walk(page.tree):
             if isinstance(node, ast.Call) and _end_of(_dotted(node.func), 2) in _WALL_CLOCKS:

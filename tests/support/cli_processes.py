@@ -1,4 +1,8 @@
-"""Processes that a test starts, and waits for by what they print."""
+"""Processes that a test starts, and waits for by what they print.
+
+Commands are forked from a process that has imported what they need, but for those on a terminal or in an environment of their
+own: those, and `tests/cli/test_help.py`, start as a user's do.
+"""
 
 import json
 import os
@@ -16,10 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
 
 from rallypoint.cli.exit_codes import ExitCode
+from tests.support.forked_processes import ForkedProcess
 
 LIMIT_S = 30.0
 """How long anything is waited for; all of it takes a fraction of a second on a machine that is not busy."""
 REFUSALS = (ExitCode.USAGE, ExitCode.UNREACHABLE, ExitCode.UNKNOWN_RUN, ExitCode.REFUSED, ExitCode.CLOSED)
+CLI, NODE, CODE = FORKED = ("rallypoint.cli", "tests.support.cli_node", "-c")
+"""What is given instead of an interpreter and a module."""
 _CONTROLS = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
 """What moves a cursor and gives colours, as rich does on a terminal."""
 
@@ -28,20 +35,26 @@ class Process:
     """A running process, with its standard output and its errors line by line; on a terminal, if wanted."""
 
     def __init__(self, *command: str, terminal: bool = False, **environment: str) -> None:
-        ours, theirs = pty.openpty() if terminal else os.pipe()
-        screen = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"} if terminal else {}
-        self.popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, **screen, **environment},
-        )
-        os.close(theirs)
+        self.popen: ForkedProcess | subprocess.Popen[str]
+        self._output: IO[str]
+        if command[0] in FORKED:
+            self.popen = ForkedProcess(*command)
+            self._output = self.popen.stdout
+        else:
+            ours, theirs = pty.openpty() if terminal else os.pipe()
+            screen = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"} if terminal else {}
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, **screen, **environment},
+            )
+            os.close(theirs)
+            self._output = os.fdopen(ours, encoding="utf-8")
         self.said: list[str] = []
-        self._output = os.fdopen(ours, encoding="utf-8")
         self._lines = {name: queue.SimpleQueue[str | None]() for name in ("stdout", "stderr")}
         self._threads = [
             threading.Thread(target=self._read, args=(pipe, self._lines[name]), daemon=True)
@@ -104,15 +117,21 @@ class Started:
 
 
 def start_cli(*arguments: str, terminal: bool = False, **environment: str) -> Process:
-    return Process(sys.executable, "-m", "rallypoint", *arguments, terminal=terminal, **environment)
+    if terminal or environment or arguments[0] == "demo":
+        return Process(sys.executable, "-m", "rallypoint", *arguments, terminal=terminal, **environment)
+    return Process(CLI, *arguments)
 
 
 def start_node(*arguments: str) -> Process:
-    return Process(sys.executable, "-m", "tests.support.cli_node", *arguments)
+    return Process(NODE, *arguments)
 
 
 def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
+    if not environment:
+        process = ForkedProcess(CLI, *arguments)
+        output, errors = process.communicate(LIMIT_S)
+        return subprocess.CompletedProcess(arguments, process.wait(), output, errors)
     return subprocess.run(
         [sys.executable, "-m", "rallypoint", *arguments],
         capture_output=True,

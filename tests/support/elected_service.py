@@ -21,6 +21,8 @@ from rallypoint.record import Claim, Record, restored
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service
+from rallypoint.tokens import token_of
+from tests.support.protocol_client import proof
 
 SECRET = "the secret of this claim"
 BOUNDS = Bounds(2, 3)
@@ -56,7 +58,7 @@ def serving(run_id: str, *, secret: str = SECRET) -> Iterator[Record]:
             only_run=run_id,
             keeps_records=True,
             claim_id=record.claim.id,
-            secret=secret,
+            token=token_of(secret),
             restored=[(restored(record, time.monotonic(), 0.0), record.epoch)],
         )
         service = Service(make, acted=acted)
@@ -76,15 +78,19 @@ def waiting_node(record: Record, name: str) -> Iterator[None]:
     claim = record.claim
     assert claim is not None
     hello = protocol.Hello(protocol.VERSION, record.run_id, f"{name}.1", 1)
-    hello = msgspec.structs.replace(hello, proof=protocol.proof_of(claim.secret, hello))
     joined = Joined(Node(id=f"{name}.1", name=name, address="127.0.0.1"), record.bounds)
     with socket.create_connection((claim.addresses[0], claim.port), 10.0) as connection:
-        connection.sendall(protocol.MAGIC + protocol.frame(hello) + protocol.frame(joined))
+        connection.sendall(protocol.MAGIC + protocol.frame(hello))
         reader, heard = protocol.Reader(), 0
-        while heard < 2:  # the welcome, and what is said to the join
+        while heard < 3:  # the challenge, the welcome, and what is said to the join
             data = connection.recv(65536)
             assert data, "the server hung up"
-            heard += len(list(reader.feed(data)))
+            for body in reader.feed(data):
+                heard += 1
+                message = protocol.read(body, protocol.FROM_SERVER)
+                if isinstance(message, protocol.Challenge):
+                    proven = proof(claim.secret, hello, message.nonce)
+                    connection.sendall(protocol.frame(proven) + protocol.frame(joined))
         yield
 
 

@@ -6,52 +6,30 @@ import json
 import logging
 import sys
 import threading
-import time
 import traceback
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from rallypoint import events
 from rallypoint.api import Place
 from rallypoint.backends.etcd_v3 import ETCD_V3
 from rallypoint.client.background import background
 from rallypoint.client.link import Link
 from rallypoint.client.member import Member
 from rallypoint.client.view import State
-from rallypoint.errors import RendezvousError
 from rallypoint.location.elected import _drivers as drivers
 from rallypoint.messages.types import Reason
-from tests.support.node_program import CommandedNode, obey, say
+from tests.support.living_node import LivingNode
+from tests.support.node_program import obey, say
 from tests.support.waiting import until
 
-STALL_S = 0.5
 
+class CommandedEtcdNode(LivingNode):
+    """Joins through etcd."""
 
-class CommandedEtcdNode(CommandedNode):
-    """Joins through etcd, and can live by itself: whenever its world is over it joins the next one."""
+    backend = ETCD_V3
 
     def __init__(self) -> None:
         super().__init__()
-        self.member: Member | None = None
         self.others: dict[str, Member] = {}
-        self._files = ExitStack()
-        self._is_recorded = False
-
-    def open(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> tuple[Member, float]:
-        low, _, high = nodes.partition(":")
-        return ETCD_V3.open(endpoint, run, int(low), int(high or low), options.pop("local_addr", None), options)
-
-    def join(self, endpoint: str, run: str, nodes: str, options: dict[str, Any]) -> None:
-        member, timeout_s = self.open(endpoint, run, nodes, options)
-        self.member = member
-        say("joins", node=member.view.node.id)
-        try:
-            placed = member.join(timeout_s)
-        except RendezvousError:
-            member.withdraw("its join failed")
-            raise
-        self.placed(Place(member, timeout_s, placed))
 
     def join_and_stay(self, **arguments: Any) -> None:
         """Join; where that fails, the handler is not shut down."""
@@ -79,66 +57,10 @@ class CommandedEtcdNode(CommandedNode):
     def finish_beside(self, name: str) -> None:
         say("left beside", name=name, done=self.others.pop(name).leave(Reason.FINISHED))
 
-    def record(self, path: str) -> None:
-        """Write down all that happens from now on: what a server here decides, and where this node stands."""
-        self._files.enter_context(events.write_json_lines(Path(path)))
-        self._is_recorded = True
-        threading.Thread(target=self.notice_stalls, daemon=True).start()
-        say("recording", path=path)
-
-    def notice_stalls(self) -> None:
-        """Write down whenever this process stood still for so long that it may have been given up."""
-        pause, last = threading.Event(), time.monotonic()
-        while True:
-            pause.wait(0.1)
-            before, last = last, time.monotonic()
-            if last - before > STALL_S:
-                events.record("stalled", "", "", seconds=round(last - before, 3))
-
-    def placed(self, place: Place) -> None:
-        if self._is_recorded:
-            node, (incarnation, _, seal_id) = place._member.view.node, place.fence.split("/")
-            details = {"rank": place.rank, "size": place.world_size, "round": place.round, "node": node.id}
-            events.record("placed", place._member.run_id, "", seal_id=seal_id, incarnation=incarnation, **details)
-        super().placed(place)
-
-    def live(self) -> None:
-        """Join again whenever it is time to, until the run is closed."""
-        place = self.here()
-        while True:
-            place.changed.wait()
-            if place._member.is_closed():
-                break
-            self.over(place)
-            self.placed(place.again())
-        self.over(place)
-        say("ended", why=place._member.view.why)
-
     def again_and_live(self) -> None:
         """Join again, and go on by oneself."""
         self.again()
         self.live()
-
-    def join_and_live(self, **arguments: Any) -> None:
-        """Join, and go on by oneself."""
-        self.join(**arguments)
-        self.live()
-
-    def over(self, place: Place) -> None:
-        """Write down that this node's world is over, and which."""
-        view = place._member.view
-        assert view.world is not None, "who is told that its world is over had one"
-        details = {"seal_id": view.world.seal_id, "node": view.node.id, "state": view.state.name}
-        events.record("over", place._member.run_id, view.why, **details)
-
-    def withdraw(self) -> None:
-        if self._is_recorded:
-            events.record("withdrew", self.here()._member.run_id, "", node=self.here()._member.view.node.id)
-        super().withdraw()
-
-    def watch(self, place: Place, fence: str) -> None:
-        if not self._is_recorded:
-            super().watch(place, fence)
 
     def standing(self) -> None:
         """Who this node is, where it stands, and whether its process serves."""

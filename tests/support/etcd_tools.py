@@ -147,7 +147,7 @@ def values(watch: Watch, count: int) -> list[bytes]:
 @contextmanager
 def cut_off(client: EtcdClient) -> Iterator[None]:
     """No watch stream while the block runs."""
-    watch_stream = client._open.service(WatchStream)
+    watch_stream = client._open.watch_stream(WatchStream)
     cut, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import ExitStack
 
 from rallypoint.stores.etcd_v2.store import EtcdV2Store
@@ -13,9 +14,8 @@ LACKS = frozenset({"limits", "8 MiB", "long appends"})
 
 
 def _etcd(version: str, stack: ExitStack) -> Open:
-    from rallypoint.stores.etcd_v2.keys import token
 
-    client, prefix = shared(version).client(), f"/contract/{token()}"
+    client, prefix = shared(version).client(), f"/contract/{secrets.token_hex(12)}"
     return lambda: EtcdV2Store(client, prefix, SOON)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +32,7 @@ class Lan:
         self._ip(space, "link", "set", "lo", "up")
         for number, address in enumerate(addresses):
             port = f"{name}{number}"
-            self._run(
+            self.run(
                 "ip", "link", "add", f"eth{number}", "netns", space, "type", "veth", "peer", port, "netns", self._switch
             )
             self._ip(self._switch, "link", "set", port, "master", "br0", "up")
@@ -46,14 +48,19 @@ class Lan:
 
     def _namespace(self, name: str) -> str:
         space = f"rallypoint-{os.getpid()}-{name}"
-        self._run("ip", "netns", "add", space)
+        self.run("ip", "netns", "add", space)
         self._made.append(space)
         return space
 
     def _ip(self, space: str, *words: str) -> None:
-        self._run("ip", "-netns", space, *words)
+        self.run("ip", "-netns", space, *words)
 
-    def _run(self, *command: str) -> None:
+    def switch(self, port: str, *words: str) -> None:
+        """Do something to a port of the switch: the name of a host, and the number of its interface."""
+        self._ip(self._switch, "link", "set", port, *words)
+
+    def run(self, *command: str) -> None:
+        """Run a command; the test fails where that does."""
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             self.end()
@@ -65,3 +72,9 @@ class Lan:
 def with_hosts_file(file: str) -> Sequence[str]:
     """The words to run a command with a file of its own in the place of /etc/hosts."""
     return ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', file)
+
+
+def with_files(files: Mapping[str, Path]) -> tuple[str, ...]:
+    """The words to run a command with files of its own in the place of some of the machine's, such as /etc/resolv.conf."""
+    mounts = [f"mount --bind {shlex.quote(str(file))} {shlex.quote(place)}" for place, file in files.items()]
+    return ("unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$0" "$@"']))

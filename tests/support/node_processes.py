@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.support.waiting import PATIENCE_S
+from tests.support.forked_processes import NODES, ForkedProcess, has_stopped
+from tests.support.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 STDERR_CHARS = 8000
@@ -40,18 +41,25 @@ class ControlledProcess:
     shows_stacks = False
     """Whether it prints what each of its threads is doing when it is sent SIGUSR1."""
 
-    def __init__(self, module: str, *arguments: str, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self, module: str, *arguments: str, before: Sequence[str] = (), imported: Sequence[str] | None = NODES
+    ) -> None:
+        """Start `python -m MODULE`: by a fork of a process that has `imported` something, or afresh, `before` it a command."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-        self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        self.process: ForkedProcess | subprocess.Popen[str]
+        if imported is not None and not before:
+            self.process = ForkedProcess(module, *arguments, environment=environment, imported=tuple(imported))
+        else:
+            self.process = subprocess.Popen(
+                [*before, sys.executable, "-m", module, *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
         self.seen: list[Event] = []
         self.unclaimed: list[Event] = []
         self.errors: list[str] = []
@@ -121,7 +129,7 @@ class ControlledProcess:
     def pause(self) -> None:
         """SIGSTOP, and wait until it has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        until(lambda: has_stopped(self.pid), "it has stopped")
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -155,17 +163,26 @@ class Server(ControlledProcess):
     """A standalone server."""
 
     def __init__(
-        self, port: int, hold_s: float, state: Path | None, open_files: int, before: Sequence[str] = ()
+        self,
+        port: int,
+        hold_s: float,
+        state: Path | None,
+        open_files: int,
+        before: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        record: Path | None = None,
     ) -> None:
-        arguments = ["--port", str(port), "--hold", str(hold_s), *(["--state", str(state)] if state else [])]
+        arguments = ["--host", host, "--port", str(port), "--hold", str(hold_s)]
+        arguments += ["--state", str(state)] if state else []
+        arguments += ["--record", str(record)] if record else []
         if open_files:
             before = [*before, "prlimit", f"--nofile={open_files}:{open_files}"]
         super().__init__("tests.support.server_program", *arguments, before=before)
-        self.port = port
+        self.host, self.port = host, port
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 class Node(ControlledProcess):
@@ -221,8 +238,10 @@ class Processes:
         state: Path | None = None,
         open_files: int = 0,
         before: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        record: Path | None = None,
     ) -> Server:
-        server = Server(port, hold_s, state, open_files, before)
+        server = Server(port, hold_s, state, open_files, before, host, record)
         self.actors.append(server)
         server.port = int(server.expect("serving")["port"])
         return server

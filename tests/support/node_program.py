@@ -177,14 +177,18 @@ def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
         say("error", type=type(exc).__name__, text=str(exc))
 
 
-def main() -> None:
+def run(puppet: CommandedNode) -> None:
+    """Obey the commands that come in, until there are no more."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    puppet = CommandedNode()
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)
         command = getattr(puppet, order.pop("do"))
         threading.Thread(target=obey, args=(command, order), daemon=True).start()
+
+
+def main() -> None:
+    run(CommandedNode())
 
 
 if __name__ == "__main__":

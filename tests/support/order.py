@@ -15,12 +15,15 @@ LONG = (
     "tests/simulation/test_campaign.py",
     "tests/torchrun/",
     "tests/conformance/",
+    "tests/launcher/test_programs.py",
+    "tests/project/test_fuzz.py",
     "tests/etcd_v3/",
     "tests/faults/",
-    "tests/etcd_client/",
     "tests/etcd_v2/",
-    "tests/simulation/",
     "tests/cli/",
+    "tests/etcd_client/",
+    "tests/simulation/",
+    "tests/stores/test_f",  # files and forks
 )
 
 

@@ -15,12 +15,19 @@ from rallypoint import protocol
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.requests import Joined
 from rallypoint.messages.types import Bounds, Node, Settings
+from rallypoint.tokens import Side, Token
 
 PATIENCE_S = 30.0
 
 T = TypeVar("T")
 
 _numbers = itertools.count(1)
+
+
+def proof(secret: str, hello: protocol.Hello, nonce: str) -> protocol.Proof:
+    """What a caller with this hello proves to an elected server whose claim has this secret."""
+    key = Token(secret.encode()).for_run(hello.run_id, hello.role)
+    return protocol.Proof(key.prove(Side.CLIENT, *protocol.named(hello, nonce)))
 
 
 class ProtocolClient:

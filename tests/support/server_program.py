@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--state", default="")
     parser.add_argument("--hold", type=float, default=0.0)
-    with events.subscribe(lambda event: say(event.kind, run=event.run_id, why=event.why, **event.details)):
-        asyncio.run(serve(parser.parse_args()))
+    parser.add_argument("--record", default="")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        stack.enter_context(
+            events.subscribe(lambda event: say(event.kind, run=event.run_id, why=event.why, **event.details))
+        )
+        if options.record:
+            stack.enter_context(events.write_json_lines(Path(options.record)))
+        asyncio.run(serve(options))
 
 
 if __name__ == "__main__":

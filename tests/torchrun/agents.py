@@ -18,8 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked_processes import TORCH, ForkedProcess, has_stopped
+from tests.support.waiting import until
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "examples" / "train.py"
+WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 PATIENCE_S = 60.0
 """How long an event may take on a machine that is very busy; a test that passes never waits for so long."""
 
@@ -51,15 +55,22 @@ class Agent:
         self._taken = 0
         self._news: queue.Queue[Event | None] = queue.Queue()
         self._workers: set[int] = set()
-        self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "torch.distributed.run", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        program = "torch.distributed.run"
+        given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
+        self.process: ForkedProcess | subprocess.Popen[str]
+        if before:
+            self.process = subprocess.Popen(
+                [*before, sys.executable, "-m", program, *arguments],
+                cwd=ROOT,
+                env=given,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+        else:
+            self.process = ForkedProcess(program, *arguments, environment=given, imported=TORCH)
         self._threads = [threading.Thread(target=work) for work in (self._read, self._read_errors, self._wait)]
         for thread in self._threads:
             thread.start()
@@ -136,7 +147,7 @@ class Agent:
     def pause(self) -> None:
         """SIGSTOP, and wait until it has stopped."""
         self.send(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        until(lambda: has_stopped(self.process.pid), "it has stopped")
 
     def resume(self) -> None:
         self.send(signal.SIGCONT)
@@ -144,9 +155,11 @@ class Agent:
     def exit_code(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end."""
         try:
-            return self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self} does not end; {self.last_words()}") from None
+        self._threads[2].join()  # it notes when that was
+        return code
 
     def errors(self) -> str:
         """All that it said on stderr, once it has ended."""
@@ -162,7 +175,7 @@ class Agent:
                 os.kill(pid, signal.SIGKILL)
         for thread in self._threads:
             thread.join()
-        for pipe in (self.process.stdout, self.process.stderr):
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
 

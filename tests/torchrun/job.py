@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.torchrun.agents import PATIENCE_S, TRAIN, Agent, Event
+from tests.torchrun.agents import PATIENCE_S, TRAIN, WORKER, Agent, Event
 
 
 class Backend(Protocol):
@@ -66,6 +66,10 @@ class Job:
         self.agents.append(agent)
         return agent
 
+    def works(self, *more: str) -> tuple[str, ...]:
+        """A script that needs no torch, and ends when the workers are to finish."""
+        return (WORKER, "--until", str(self.stop_file), *more)
+
     def start(self, names: str, nnodes: str, **details: Any) -> list[Agent]:
         """Start several agents at once."""
         return [self.agent(name, nnodes, **details) for name in names.split()]
@@ -95,6 +99,14 @@ def formed(*agents: Agent, timeout_s: float = PATIENCE_S) -> list[Event]:
     assert len({place["master"] for place in places}) == 1, places
     for agent in agents:
         agent.expect("step", world_size=len(agents))
+    return places
+
+
+def started(*agents: Agent, **wanted: Any) -> list[Event]:
+    """Wait until the workers of these agents, and of no others, are in one world; what they said, by agent."""
+    places = [agent.expect("started", world_size=len(agents), **wanted) for agent in agents]
+    assert sorted(place["rank"] for place in places) == list(range(len(agents))), places
+    assert len({place["master"] for place in places}) == 1, places
     return places
 
 

@@ -1,4 +1,7 @@
-"""Jobs whose server is found by a c10d store that an agent serves, as torch's own c10d has it; nothing else is set up."""
+"""Jobs whose server is found by a c10d store that an agent serves, as torch's own c10d has it; nothing else is set up.
+
+The quick suite shows the two apart: agents of torch's on c10d in `test_local_agents`, the loss of one in `test_losses`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import pytest
 from tests.support.node_processes import free_port
 from tests.torchrun.job import Job, formed, in_order, learned
 
-pytestmark = pytest.mark.parametrize("backend", ["c10d"], indirect=True)
+pytestmark = [pytest.mark.soak, pytest.mark.parametrize("backend", ["c10d"], indirect=True)]
 
 
 def test_an_agent_serves_the_store_another_is_killed_and_the_rest_resume(job: Job) -> None:

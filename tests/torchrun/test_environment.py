@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tests.torchrun.agents import ROOT, Agent
+from tests.torchrun.agents import WORKER, Agent
 from tests.torchrun.job import Job
-
-WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 
 
 def test_the_backend_and_the_rank_come_from_the_environment(job: Job) -> None:

@@ -7,16 +7,14 @@ import signal
 
 import pytest
 
-from tests.torchrun.agents import ROOT
-from tests.torchrun.job import Job, formed, in_order, learned
-
-WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
+from tests.torchrun.agents import WORKER
+from tests.torchrun.job import Job, formed, in_order, learned, started
 
 
 def test_a_script_that_fails_is_started_again_with_all_the_others(job: Job) -> None:
     failing = (WORKER, "--until", str(job.stop_file), "--fail-once", str(job.folder / "failed"))
     (once,) = job.start("once", "2", script=failing)
-    (other,) = job.start("other", "2", script=(WORKER, "--until", str(job.stop_file)))
+    (other,) = job.start("other", "2", script=job.works())
     firsts = [agent.expect("started", world_size=2, restarts=0) for agent in (once, other)]
     again = [once.expect("started", world_size=2, restarts=1), other.expect("started", world_size=2, restarts=0)]
     assert {place["rank"] for place in again} == {0, 1}
@@ -26,17 +24,11 @@ def test_a_script_that_fails_is_started_again_with_all_the_others(job: Job) -> N
 
 
 def test_an_agent_that_is_stopped_does_not_stop_the_others(job: Job) -> None:
-    agents = job.start("a b c", "2:3")
-    places = formed(*agents)
-    first, second, third = in_order(agents, places)
-    third.reach(12)
+    agents = job.start("a b c", "2:3", script=job.works())
+    first, second, third = in_order(agents, started(*agents))
     third.send(signal.SIGTERM)
-    again = formed(first, second)
-    assert [place["rank"] for place in again] == [0, 1]
+    assert [place["rank"] for place in started(first, second)] == [0, 1]
     assert third.exit_code() != 0
-    for agent in (first, second):
-        agent.reach(30)
-    learned(first, second)
     job.finish(first, second)
     assert f"{third.name} withdrew: its process was stopped" in first.errors() + second.errors()
 
@@ -44,7 +36,7 @@ def test_an_agent_that_is_stopped_does_not_stop_the_others(job: Job) -> None:
 def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None:
     fail = job.folder / "fail"
     (bad,) = job.start("bad", "2", script=(WORKER, "--until", str(fail), "--exit", "3"), max_restarts=0)
-    (good,) = job.start("good", "2", script=(WORKER, "--until", str(job.stop_file)))
+    (good,) = job.start("good", "2", script=job.works())
     good.expect("started", world_size=2)
     fail.touch()
     assert bad.exit_code() == 1
@@ -86,7 +78,7 @@ def test_who_gives_up_where_others_can_go_on_leaves_alone(job: Job, nnodes: str,
 
 
 def test_all_finish_close_together_and_a_spare_ends_well_with_them(job: Job) -> None:
-    agents = job.start("a b", "2", script=(WORKER, "--until", str(job.stop_file)))
+    agents = job.start("a b", "2", script=job.works())
     for agent in agents:
         agent.expect("started", world_size=2)
     (spare,) = job.start("spare", "2", script=(WORKER,), options={"role": "spare"})

@@ -13,7 +13,7 @@ import pytest
 from rallypoint.elastic.etcd_server import find_etcd
 from tests.support.network_namespaces import Lan, with_hosts_file
 from tests.torchrun.agents import FAST, Agent
-from tests.torchrun.job import Job, formed, learned
+from tests.torchrun.job import Job, formed, learned, started
 
 pytestmark = pytest.mark.root
 
@@ -78,12 +78,13 @@ def _trains(job: Job, *agents: Agent, master: str = "") -> None:
 def test_hosts_that_know_each_other_only_by_address(job: Job, lan: Lan, hosted: Hosted) -> None:
     """And the first of them serves, as nobody else does."""
     a, b = lan.host("a", "10.77.0.1/24"), lan.host("b", "10.77.0.2/24")
-    given = {**hosted.on(a, "10.77.0.1"), "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}
+    given = {**hosted.on(a, "10.77.0.1"), "script": job.works()}
     first, second = (
         job.agent(name, "2", before=before, **with_rank(given, rank))
         for rank, (name, before) in enumerate({"a": a, "b": b}.items())
     )
-    _trains(job, first, second, master="10.77.0.1")
+    assert {place["master"].split()[0] for place in started(first, second)} == {"10.77.0.1"}
+    job.finish(first, second)
 
 
 @pytest.mark.soak

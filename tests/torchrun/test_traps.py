@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support.node_processes import Node, Processes
-from tests.torchrun.agents import ROOT
+from tests.torchrun.agents import WORKER
 from tests.torchrun.job import Job
 
-WORKER = str(ROOT / "tests" / "torchrun" / "worker.py")
 RANKS = [pytest.param(0, id="the store's host"), pytest.param(2, id="another member", marks=pytest.mark.soak)]
 ROLE = {"role": "default", "rank": 2, "local_world_size": 1}
 
@@ -71,7 +70,7 @@ def test_a_member_dies_while_the_others_stand_in_the_exit_barrier(job: Job, bare
 def test_who_has_finished_is_let_go_when_the_others_regroup(job: Job, bare: Node) -> None:
     """The exit barrier of a world that broke: one is done, one is lost, and the third goes on with a newcomer."""
     done = job.agent("done", "1:3", script=(WORKER,))
-    busy = job.agent("busy", "1:3", script=(WORKER, "--until", str(job.stop_file)), options={"rank": 1})
+    busy = job.agent("busy", "1:3", script=job.works(), options={"rank": 1})
     join(bare, job, "1:3", rank=2)
     bare.placed()
     bare.ask("set", "stored", key="torchelastic/role_info/2", value=json.dumps(ROLE))
@@ -104,7 +103,7 @@ def test_a_newcomer_does_not_disturb_those_who_are_finishing(job: Job) -> None:
     """One stands in the exit barrier, one still works: from then on nobody is let in, and nobody is restarted."""
     options = {"last_call_timeout": 3}
     done = job.agent("done", "2:3", script=(WORKER,), options=options)
-    busy = job.agent("busy", "2:3", script=(WORKER, "--until", str(job.stop_file)), options=options)
+    busy = job.agent("busy", "2:3", script=job.works(), options=options)
     done.expect("done", world_size=2)
     pid = busy.expect("started", world_size=2)["pid"]
     late = job.agent("late", "2:3", script=(WORKER,), options=options)

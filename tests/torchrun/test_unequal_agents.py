@@ -45,8 +45,7 @@ def run_and_sum(number: int) -> None:
 
 
 def test_agents_with_unequal_numbers_of_workers_sum_their_ranks() -> None:
-    for number in range(2):
-        run_and_sum(number)
+    run_and_sum(1)
 
 
 @pytest.mark.soak
