@@ -116,13 +116,13 @@ class Agent(Process):
 
     def receive(self, connection: int, data: bytes) -> None:
         """Bytes arrived."""
-        if connection == self.connection and self.session.connected:
-            self._do(lambda: self.session.received(data, self.now))
+        if connection == self.connection and self.session.is_open:
+            self._do(lambda: self._send(self.session.received(data, self.now)))
             self._react()
 
     def connection_lost(self, connection: int) -> None:
         """The connection to the server ended."""
-        if connection == self.connection and self.session.connected:
+        if connection == self.connection and self.session.is_open:
             self._do(lambda: self.session.ended(self.now))
             self._retry()
 
@@ -136,7 +136,7 @@ class Agent(Process):
 
     def _retry(self) -> None:
         backoff = self.cluster.chance.uniform(0.05, self.cluster.settings.reconnect_backoff_s)
-        self.later(backoff, lambda: None if self.session.connected else self._connect())
+        self.later(backoff, lambda: None if self.session.is_open else self._connect())
 
     def _beat(self) -> None:
         self.later(self.session.beat_after_s, self._beat)

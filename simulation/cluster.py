@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class VirtualConnection:
-    """One connection: its two ends, and whether its first bytes have gone either way."""
+    """One connection: its two ends, and how many of its first messages were sent and have arrived either way."""
 
     number: int
     agent: Agent | None
     life: FixedServer | VirtualServer
-    greeted: bool = False
-    ready: bool = False
+    opening: int = 1
+    """How many messages of either side open it: two where the node is challenged."""
+    greetings: int = 0
+    heard: int = 0
     early: list[bytes] = field(default_factory=list)
-    answered: bool = False
-    welcomed: bool = False
+    answers: int = 0
+    told: int = 0
     held: list[bytes] = field(default_factory=list)
     dead: bool = False
 
@@ -145,7 +147,8 @@ class Cluster:
             id=f"{name}.{self.processes[name]}",
             name=name,
             address=address,
-            store=f"{name}:{self.processes[name]}",
+            store=(store := f"{name}:{self.processes[name]}"),
+            store_secret=f"the secret of {store}",
             wanted_rank=wanted_rank,
             topology=topology,
             role=role,
@@ -176,7 +179,7 @@ class Cluster:
     def flap(self, agent: Agent, late_s: float) -> None:
         """A connection breaks and is made anew; the server hears of the end of the old one late."""
         connection = agent.connection
-        if agent.session.connected:
+        if agent.session.is_open:
             self.close_connection(connection, late_s)
             agent.when_running(lambda: agent.connection_lost(connection))
 
@@ -193,7 +196,7 @@ class Cluster:
         self.coordinator.alive = False
         self.coordinator = None
         for agent in self.agents.values():
-            if agent.alive and agent.session.connected:
+            if agent.alive and agent.session.is_open:
                 self.hang_up(agent.connection)
 
     def close(self, by: str) -> None:
@@ -237,9 +240,9 @@ class Cluster:
         """A node sends; the bytes are those of production."""
         connection = self.connections[agent.connection]
         self._count("to the server", data)
-        if not connection.greeted:
+        if connection.greetings < connection.opening:
             # A connection is made and its first bytes arrive, or it is not made at all.
-            connection.greeted = True
+            connection.greetings += 1
             self.virtual_time.after(self.network.delay(), lambda: self._greet(connection, data))
             return
         for delay in self.deliveries(connection, to_node=False):
@@ -258,14 +261,16 @@ class Cluster:
         if self.is_cut(connection):
             connection.dead = True  # what opens a connection is never lost alone: all of it is
             return
-        connection.ready = True
-        for early in (data, *connection.early):
-            self._deliver(connection, early)
+        connection.heard += 1
+        self._at_server(connection, lambda: connection.life.receive(connection.number, data))
+        if connection.heard == connection.opening:
+            for early in connection.early:
+                self._deliver(connection, early)
 
     def _deliver(self, connection: VirtualConnection, data: bytes) -> None:
         if connection.dead or self.is_cut(connection):
             return
-        if connection.agent is not None and not connection.ready:
+        if connection.agent is not None and connection.heard < connection.opening:
             connection.early.append(data)
             return
         self._at_server(connection, lambda: connection.life.receive(connection.number, data))
@@ -285,24 +290,30 @@ class Cluster:
         if agent is None or not agent.alive:
             return
         self._count("to nodes", data)
-        if not connection.answered:
-            connection.answered = True
+        if connection.answers < connection.opening:
+            connection.answers += 1
             self.virtual_time.after(self.network.delay(), lambda: self._welcome(connection, data))
             return
         for delay in self.deliveries(connection, to_node=True):
             self.virtual_time.after(delay, lambda: self._hand_over(connection, data))
 
     def _welcome(self, connection: VirtualConnection, data: bytes) -> None:
-        connection.welcomed = True
-        for held in (data, *connection.held):
-            self._hand_over(connection, held)
+        connection.told += 1
+        if connection.agent is not None:
+            self._give(connection, connection.agent, data)
+        if connection.told == connection.opening:
+            for held in connection.held:
+                self._hand_over(connection, held)
 
     def _hand_over(self, connection: VirtualConnection, data: bytes) -> None:
         agent = connection.agent
-        if not connection.welcomed:
+        if connection.told < connection.opening:
             connection.held.append(data)
         elif agent is not None:
-            agent.when_running(lambda: agent.receive(connection.number, data))
+            self._give(connection, agent, data)
+
+    def _give(self, connection: VirtualConnection, agent: Agent, data: bytes) -> None:
+        agent.when_running(lambda: agent.receive(connection.number, data))
 
     def _count(self, way: str, data: bytes) -> None:
         self.messages[way] += 1

@@ -13,6 +13,7 @@ from rallypoint.core.model import Run
 from rallypoint.messages.types import Bounds, Settings
 from rallypoint.record import Claim, Record
 from rallypoint.server.effects import Effects
+from rallypoint.tokens import AccessRole, Side, Token
 from simulation.agent import Agent
 from simulation.cluster import Cluster, VirtualConnection
 from simulation.elected_invariants import ElectedInvariants
@@ -102,7 +103,8 @@ class ElectedCluster(Cluster):
             may_claim=may_claim,
         )
         self.elected_invariants.newcomer()
-        self.virtual_time.after(0.0, lambda: self._keep_lease(peer))
+        if self._has_leases:
+            self.virtual_time.after(0.0, lambda: self._keep_lease(peer))
         return peer
 
     def end_process(self, agent: Agent, *, seen: bool) -> None:
@@ -134,11 +136,13 @@ class ElectedCluster(Cluster):
         connection = VirtualConnection(len(self.connections) + 1, None, server)
         self.connections[connection.number] = connection
         server.open(connection.number)
-        server.receive(connection.number, protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION)))
+        hello = protocol.Hello(protocol.VERSION, role=AccessRole.ADMIN)
+        server.receive(connection.number, protocol.MAGIC + protocol.frame(hello))
         for body in protocol.Reader().feed(self._told_admins.pop(connection.number, b"")):
             message = protocol.read(body, protocol.FROM_SERVER)
             assert isinstance(message, protocol.Challenge), "an administrator is challenged"
-            proof = protocol.Proof(protocol.admin_mac(server.claim.secret, message.nonce))
+            key = Token(server.claim.secret.encode()).for_run("", hello.role)
+            proof = protocol.Proof(key.prove(Side.CLIENT, *protocol.named(hello, message.nonce)))
             ask = protocol.AskEvict(1, self.run_id, name, for_s)
             server.receive(connection.number, protocol.frame(proof) + protocol.frame(ask))
 
@@ -185,7 +189,8 @@ class ElectedCluster(Cluster):
 
     def open_connection_to(self, peer: VirtualProcess, server: VirtualServer) -> int:
         """A new connection to a server."""
-        connection = VirtualConnection(len(self.connections) + 1, peer, server)
+        opening = 1 if peer.session.token is None else 2
+        connection = VirtualConnection(len(self.connections) + 1, peer, server, opening)
         self.connections[connection.number] = connection
         server.when_running(lambda: server.open(connection.number))
         return connection.number

@@ -260,8 +260,9 @@ class ElectedInvariants(NodeInvariants):
         record, recorded = taken
         finished = {rank for rank, heard in before.heard.items() if heard.finished} | set(recorded.finished_ranks())
         if after.incarnation != record.incarnation:
-            lost = {loss.node_id for loss in happening.losses}
-            announced = [heard for heard in before.heard.values() if heard.announced and heard.node.id not in lost]
+            gone = {loss.node_id for loss in happening.losses}
+            gone |= {happening.leave.node_id} if happening.leave is not None else set()
+            announced = [heard for heard in before.heard.values() if heard.announced and heard.node.id not in gone]
             here = [heard for heard in announced if not (heard.gone or heard.finished)]
             self.require(not here, f"incarnation {record.incarnation} ended although {len(here)} of it are here")
             return

@@ -39,6 +39,7 @@ class NodeInvariants:
             f"{agent.name} knows its world by another name: {place}",
         )
         self.require(members[place.rank] == agent.id, f"{agent.name} has the rank of {members[place.rank]}: {place}")
+        self.require(place.store_secret == f"the secret of {place.store}", f"{agent.name} has no use for {place}")
         old = before.world
         if old is not None and old.incarnation == place.incarnation and before.node.id == agent.id:
             self.require(place.round > old.round, f"{agent.name} went back from round {old.round} to {place.round}")

@@ -6,6 +6,7 @@ then; an answer may be lost; a read may show what was there a moment ago.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ CALL_S = 3.0
 """How long a caller waits for an answer."""
 REMEMBERED_S = 1.5
 """How old what a stale read shows may be."""
+
+
+read_record = functools.lru_cache(maxsize=64)(decode)
+"""The invariants look at the record many times as often as it changes."""
 
 
 @dataclass
@@ -89,7 +94,7 @@ class VirtualRegister:
     def record(self) -> Record | None:
         """What is there, for the invariants."""
         entry = self.medium.read()
-        return None if entry is None else decode(entry.value)
+        return None if entry is None else read_record(entry.value)
 
     def empty(self) -> None:
         """The register loses its memory."""
@@ -154,7 +159,7 @@ class VirtualRegister:
     def _with_lease(self, entry: Entry | None) -> Entry | None:
         if entry is None or not self.has_leases:
             return entry
-        claim = decode(entry.value).claim
+        claim = read_record(entry.value).claim
         lease = self.leases.get(claim.id) if claim is not None else None
         return Entry(entry.value, entry.token, lease is not None and lease.ends > self.virtual_time.time)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
+from rallypoint.errors import RendezvousStateError
 from rallypoint.location.actions import (
     Action,
     Bind,
@@ -27,6 +28,7 @@ from rallypoint.location.election import SUSPICIOUS, Election
 from rallypoint.location.register import Entry
 from rallypoint.messages.types import Reason
 from rallypoint.record import Claim
+from rallypoint.tokens import token_of
 from simulation.agent import Agent
 from simulation.virtual_server import VirtualServer
 
@@ -211,9 +213,9 @@ class VirtualProcess(Agent):
         self.do(self.election.look(self.now))
 
     def _connect_to(self, claim: Claim) -> None:
-        if (self.session.connected or self._tries) and self._target is not None and self._target.id == claim.id:
+        if (self.session.is_open or self._tries) and self._target is not None and self._target.id == claim.id:
             return
-        if self.session.connected:
+        if self.session.is_open:
             self._drop()
         self._tries = 0  # a changed record ends the attempt
         self._target = claim
@@ -226,11 +228,11 @@ class VirtualProcess(Agent):
     def _try(self) -> None:
         """Try to connect: that succeeds, is refused after a moment, or fails after a time-out."""
         claim = self._target
-        if claim is None or self._tries or self.session.connected or self.is_turned_away:
+        if claim is None or self._tries or self.session.is_open or self.is_turned_away:
             return
         outcome = self.elected.reach(self, claim)
         if isinstance(outcome, VirtualServer):
-            self.session.secret = claim.secret
+            self.session.token = token_of(claim.secret)
             self.connection = self.elected.open_connection_to(self, outcome)
             self._do(lambda: self._send(self.session.opening(self.now)))
             return
@@ -256,7 +258,7 @@ class VirtualProcess(Agent):
 
     def connection_lost(self, connection: int) -> None:
         """The connection to the server ended."""
-        if connection == self.connection and self.session.connected:
+        if connection == self.connection and self.session.is_open:
             self._do(lambda: self.session.ended(self.now))
             if self._target is not None:
                 self.do(self.election.failed(self._target.id, self.now, refused=False))
@@ -265,8 +267,13 @@ class VirtualProcess(Agent):
     def receive(self, connection: int, data: bytes) -> None:
         """Bytes arrived."""
         was_heard = self.session.is_heard
-        super().receive(connection, data)
-        if connection != self.connection or not self.session.connected:
+        try:
+            super().receive(connection, data)
+        except RendezvousStateError:
+            # Another server has the port of the claim: the register is read again (rule 17a).
+            self.cluster.close_connection(connection, self.cluster.network.delay())
+            self.connection_lost(connection)
+        if connection != self.connection or not self.session.is_open:
             return
         if self.session.is_outdated:
             self._drop()
@@ -287,7 +294,7 @@ class VirtualProcess(Agent):
         self.later(backoff, self._again)
 
     def _again(self) -> None:
-        if not self.session.connected and not self._tries:
+        if not self.session.is_open and not self._tries:
             self._try()
             self.do(self.election.look(self.now))
 
@@ -295,7 +302,7 @@ class VirtualProcess(Agent):
         super()._beat()
         session, suspicious_s = self.session, SUSPICIOUS * self.view.settings.heartbeat_timeout_s
         silent = self.now - session.heard_at > suspicious_s
-        if not session.connected or silent or session.serving.in_doubt:
+        if not session.is_open or silent or session.serving.in_doubt:
             self.do(self.election.look(self.now))
         elif session.welcomed:
             self.do(self.election.content(self.now))

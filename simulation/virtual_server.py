@@ -10,6 +10,7 @@ from rallypoint.core.model import Run
 from rallypoint.location.actions import Serve
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
+from rallypoint.tokens import token_of
 from simulation.fixed_server import UNLIMITED
 from simulation.virtual_time import Action as Deed
 
@@ -38,7 +39,7 @@ class VirtualServer:
             limits=UNLIMITED,
             process=peer.process,
             claim_id=serve.claim.id,
-            secret=serve.claim.secret,
+            token=token_of(serve.claim.secret),
             pause_s=serve.claim.rest_s / 2,
             own_place=_own_place(peer.view),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 
 Action = Callable[[], None]
 
@@ -29,11 +30,12 @@ class VirtualTime:
 
     def run_until(self, moment: float) -> None:
         """Let time pass up to and including the moment; a world that never gets on is an AssertionError."""
-        queue, since, limit = self._queue, 0, 0
+        queue, since, limit, pop = self._queue, 0, 0, heapq.heappop
         while queue and queue[0][0] <= moment:
-            if queue[0][0] > self.time or not limit:
+            due, _, action = pop(queue)
+            if due > self.time or not limit:
                 since, limit = 0, SPIN + 20 * len(queue)
-            self.time, _, action = heapq.heappop(queue)
+            self.time = due
             action()
             since += 1
             assert since < limit, f"{since} things happened in one moment, and there is no end to it"
@@ -81,7 +83,7 @@ class Process:
 
     def later(self, delay_s: float, action: Action) -> None:
         """Do it so many seconds from now by this process's own clock."""
-        self.virtual_time.after(delay_s / self.rate, lambda: self.when_running(action))
+        self.virtual_time.after(delay_s / self.rate, partial(self.when_running, action))
 
     def stop(self) -> None:
         """SIGSTOP."""

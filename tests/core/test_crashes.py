@@ -99,3 +99,15 @@ def test_crashes_long_ago_do_not_pause_a_newcomer() -> None:
     driver.wait(601)
     driver.join("c.4")
     assert list(driver.run.queue) == ["c.4"]
+
+
+def test_crashes_that_are_forgiven_take_no_memory() -> None:
+    """As where each new node has a name of its own."""
+    driver = sealed(2, 3, members="abc", crash_memory_s=10, rank_policy="arrival")
+    for number in range(50):
+        crash(driver, "c" if number == 0 else f"c{number - 1}")
+        driver.join(f"c{number}")
+        driver.join_again("a", "b")
+        driver.now += 4
+    assert len(driver.run.crashes) == len(driver.run.crashes_by_age) <= 4
+    assert set(driver.run.crashes) == {name for _, name in driver.run.crashes_by_age}

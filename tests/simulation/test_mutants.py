@@ -68,12 +68,6 @@ MUTANTS = [
         "return True",
     ),
     Mutant(
-        "a late end of an old connection is honoured",
-        "server/liveness.py",
-        "if known is None or connection != known.connection or known.ended is not None:",
-        "if known is None or known.ended is not None:",
-    ),
-    Mutant(
         "a spare counts as waiting",
         "core/transition.py",
         "return min(len(run.queue), run.bounds.max - world.size)",
@@ -158,6 +152,13 @@ MUTANTS = [
         "is_lower = False",
     ),
     Mutant(
+        "a wrong secret as final",
+        "client/session.py",
+        "if not token.is_proof(challenge.proof, Side.SERVER, *named):",
+        "if not token.is_proof(challenge.proof, Side.SERVER, *named):\n"
+        '            self.goodbye = protocol.Goodbye("another secret", final=True)',
+    ),
+    Mutant(
         "the hold counted from process start",
         "location/election.py",
         "restored(record, now, hold_s, predecessor)",
@@ -187,12 +188,6 @@ MUTANTS = [
         "location/election.py",
         "if candidate.leaving and not candidate.delivers:",
         "if False:",
-    ),
-    Mutant(
-        "a wrong secret as final",
-        "server/coordinator.py",
-        '"another server was meant: the proof does not fit this claim", effects)',
-        '"another server was meant: the proof does not fit this claim", effects, final=True)',
     ),
     Mutant(
         "how the last incarnation ended is dropped",
