@@ -9,7 +9,7 @@ with rallypoint.join("10.0.0.5:29400", run="llama", nodes="2:4") as place:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -144,8 +144,7 @@ class Change:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is; False where the time passes first."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        until: Callable[[object], bool] = lambda _: self.is_set()  # noqa: E731
-        return self._member.wait(until, deadline)
+        return self._member.wait(lambda _: self.is_set(), deadline)
 
 
 def _reported(member: Member, *, quiet: bool) -> AbstractContextManager[None]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any
 
 BACKLOG = 8192
@@ -123,12 +126,53 @@ def _is_own_address(family: int, address: tuple[Any, ...]) -> bool:
         return True  # also where IPv6 is switched off
     if ip in ("0.0.0.0", "::"):
         return False  # "any address" can be bound everywhere, but is nobody's
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+    return _can_be_bound(family, address)
+
+
+def _can_be_bound(family: int, address: tuple[Any, ...]) -> bool:
+    """Whether a socket can have this address here, at any port."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((address[0], 0, *address[2:]))
+        return True
+    return False
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an address, and no name."""
+    with suppress(ValueError):
+        ip_address(host)
+        return True
+    return False
+
+
+def host_of(address: tuple[Any, ...]) -> str:
+    """The host in the address of a socket; with its scope, where it means nothing without one (fe80::1%eth0)."""
+    scope = address[3] if len(address) > 3 else 0
+    return f"{address[0]}%{socket.if_indextoname(scope)}" if scope else str(address[0])
+
+
+def own_and_foreign(found: Iterable[tuple[Any, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which addresses of a host, as `getaddrinfo` gives them, are this machine's, and which are not."""
+    is_own = {host_of(each[4]): _can_be_bound(each[0], each[4]) for each in found}
+    return tuple(sorted(a for a in is_own if is_own[a])), tuple(sorted(a for a in is_own if not is_own[a]))
+
+
+def is_local(host: str) -> bool:
+    """Whether a host means each machine itself, and is so written: as localhost, or as a loopback address."""
+    if is_address(host):
+        return ip_address(host.partition("%")[0]).is_loopback
+    return host.casefold().rstrip(".") == "localhost"
+
+
+def to_serve_at(host: str, own: Sequence[str]) -> tuple[str, ...]:
+    """Where a server listens that is to serve at this host, which stands for these addresses of this machine.
+
+    A machine's own name may be a loopback address to itself (127.0.1.1 in Debian's hosts file) and another one to the
+    others: there it listens on all addresses.
+    """
+    if own and not is_address(host) and not is_local(host) and all(ip_address(each).is_loopback for each in own):
+        return ("::",) if socket.has_dualstack_ipv6() else ("0.0.0.0",)
+    return tuple(own)
 
 
 def plain(host: str) -> str | bytes:
@@ -158,6 +202,18 @@ def listen(host: str, port: int = 0) -> socket.socket:
                 break  # another process serves this name
     assert problem is not None, "a name that is found has an address"
     raise problem
+
+
+def listen_at_all(addresses: Iterable[str], port: int) -> list[socket.socket]:
+    """A listening socket on each of these addresses; OSError, and none at all, where one cannot be had."""
+    listeners: list[socket.socket] = []
+    try:
+        listeners.extend(listen(address, port) for address in addresses)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
 
 
 def _listen_at(family: int, address: Any) -> socket.socket:

@@ -2,14 +2,13 @@
 
 A connection opens with a `Hello`; the server answers with a `Welcome`, or with a `Goodbye` that says why not.  A server
 with a token answers with a `Challenge` first, which proves that it has the token, and welcomes a caller after the right
-`Proof` (rule 16); so does an elected server with an administrator, by the secret of its claim (rule 17j).  Then
-follow the core's own messages in either direction (a heartbeat is a repeated announcement) and questions with numbered
-answers.  A message that is not understood ends its connection, with a reason, and no other.
+`Proof` (rule 16); the token of an elected server is the secret of its claim (rule 17j).  Then follow the core's own
+messages in either direction (a heartbeat is a repeated announcement) and questions with numbered answers.  A message
+that is not understood ends its connection, with a reason, and no other.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
@@ -53,9 +52,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     """The first message.  A node names its run, its identity and the number of this connection; an administrator does not.
 
     `process` is a token of the node's process: it tells the server which nodes go when it goes.  `incarnation`, `epoch`
-    and `claim_id` name the server that the node heard last (rule 17i).  `proof` shows that the node knows the secret of
-    the claim (rule 17j).  `role` is what the caller wants to do, and `nonce` its part of the challenge (rule 16); an
-    administrator whose token is for one run names that run.
+    and `claim_id` name the server that the node heard last (rule 17i).  `role` is what the caller wants to do, and `nonce`
+    its part of the challenge (rule 16); an administrator whose token is for one run names that run.
     """
 
     protocol: int
@@ -67,7 +65,6 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     incarnation: Token = ""
     epoch: Round = 0
     claim_id: Token = ""
-    proof: Token = ""
     role: AccessRole = AccessRole.NODE
     nonce: Token = ""
 
@@ -82,7 +79,7 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """The answer to a challenge: the caller has the token, or knows the secret of the claim."""
+    """The answer to a challenge: the caller has the token."""
 
     mac: Token
 
@@ -158,10 +155,10 @@ class Serving(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
-    """The caller is to prove what it has or knows.  The nonce is of this connection only; `proof` is that of the server."""
+    """The caller is to prove that it has the token.  The nonce is of this connection only; `proof` is that of the server."""
 
     nonce: Token
-    proof: Token = ""
+    proof: Token
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
@@ -247,23 +244,9 @@ def framed(body: bytes) -> bytes:
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
-def proof_of(secret: str, hello: Hello) -> str:
-    """What shows that a node knows the secret of the claim that it connects to, without telling it (rule 17j)."""
-    return _mac(secret, (hello.run_id, hello.node_id, hello.connection, hello.process))
-
-
 def named(hello: Hello, nonce: str) -> tuple[str | int, ...]:
     """What a proof on a connection is of, beside the run and the role: nothing of it fits another connection (rule 16)."""
     return hello.node_id, hello.connection, hello.process, hello.nonce, nonce
-
-
-def admin_mac(secret: str, nonce: str) -> str:
-    """What shows that an administrator knows the secret of the claim, on the connection with this nonce (rule 17j)."""
-    return _mac(secret, ("admin", nonce))
-
-
-def _mac(secret: str, named: tuple[str | int, ...]) -> str:
-    return hmac.new(secret.encode(), msgspec.json.encode(named), hashlib.sha256).hexdigest()
 
 
 def is_same_mac(given: str, right: str) -> bool:
@@ -274,7 +257,7 @@ def is_same_mac(given: str, right: str) -> bool:
 class Reader:
     """Cuts what arrives into frames.
 
-    Each side opens with `MAGIC`, so that a stranger is recognised before its first bytes are taken for a length.
+    Each side opens with `MAGIC`, so that another protocol is recognised before its first bytes are taken for a length.
     """
 
     def __init__(self, limit: int = FRAME_LIMIT) -> None:
@@ -318,7 +301,7 @@ def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def what_is(data: bytes | bytearray) -> str:
-    """What the first bytes of a stranger look like, in words."""
+    """What the first bytes of another protocol look like, in words."""
     start = bytes(data[:8])
     known = next((name for name, openings in _PROTOCOLS.items() if start.startswith(openings)), None)
     return f"it starts with {start!r}" if known is None else f"it looks like {known}"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["AccessRole", "Side", "Token", "client_token", "new_token", "nonce", "read_token"]
+__all__ = ["AccessRole", "Side", "Token", "client_token", "new_token", "nonce", "read_token", "token_of"]
 
 VARIABLE = "RALLYPOINT_TOKEN"
 """The environment variable with a token, where no file is named."""
@@ -112,6 +112,11 @@ class Token(msgspec.Struct, frozen=True, eq=False):
     def is_proof(self, given: str, side: Side, *named: str | int) -> bool:
         """Whether the other side has the same token, in a time that does not tell where a wrong proof differs."""
         return hmac.compare_digest(given.encode(), self.prove(side, *named).encode())
+
+
+def token_of(secret: str) -> Token | None:
+    """The secret of a claim as a master token (rule 17j); None where there is none."""
+    return Token(secret.encode()) if secret else None
 
 
 def new_token() -> str:

@@ -17,7 +17,12 @@ _TIMES = re.compile(r"\b\d+(\.\d+)? (d|h|min|s)\b( \d+ (h|min|s)\b)?")
 
 def nodes(count: int) -> str:
     """A number of nodes, in words that read well."""
-    return "1 node" if count == 1 else f"{count} nodes"
+    return count_of(count, "node")
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number of things, in words that read well."""
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def size(bounds: Bounds) -> str:

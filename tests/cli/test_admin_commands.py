@@ -311,10 +311,8 @@ def _moment(iso: str) -> datetime:
 
 def _until(ask: Callable[[], str], is_so: Callable[[str], bool]) -> str:
     """Ask until the answer is as expected; each question is a process of its own, so nobody spins."""
-    told = ask()
-    for _ in range(50):
-        if is_so(told):
-            break
+    told, deadline = ask(), time.monotonic() + LIMIT_S
+    while not is_so(told) and time.monotonic() < deadline:
         told = ask()
     assert is_so(told), told
     return told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import uuid
 
 import pytest
@@ -34,7 +33,7 @@ def prefix() -> str:
 @pytest.fixture
 def node(started: Started, endpoint: str, prefix: str) -> Process:
     """A node of run `llama` that is alone in its world."""
-    alone = started.add(Process(sys.executable, "-c", NODE, endpoint, "llama", "node1", prefix))
+    alone = started.add(Process("-c", NODE, endpoint, "llama", "node1", prefix))
     alone.expect("placed")
     return alone
 

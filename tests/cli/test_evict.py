@@ -2,7 +2,6 @@
 
 import re
 import signal
-import sys
 
 import pytest
 
@@ -65,7 +64,6 @@ def test_a_restarted_process_is_told_why_it_does_not_get_in(
     node.expect('"placed", "round": 2, .*"size": 1')
     restarted = started.add(
         Process(
-            sys.executable,
             "-c",
             "import rallypoint\n"
             f"rallypoint.join({endpoint!r}, run='llama', nodes='1:2', node_name='node2', is_host=False, join_timeout=1)\n",
@@ -153,7 +151,7 @@ def test_a_server_that_a_node_hosts_is_administered_on_its_machine(started: Star
         "        place.changed.wait()\n"
         "        place.again()\n"
     )
-    host = started.add(Process(sys.executable, "-c", program))
+    host = started.add(Process("-c", program))
     host.expect("placed 1")
     guest = started.add(start_node(endpoint, "job", "guest", "1:2"))
     guest.expect('"placed"')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +64,7 @@ def node(started: Started, guarded: Guarded) -> Process:
     """A node of run `llama` that is alone in its world."""
     options = {name.replace("-", "_"): file for name, file in guarded.files.items()}
     given = json.dumps({**options, "etcd_prefix": "/alice/runs"})
-    alone = started.add(Process(sys.executable, "-c", NODE, guarded.endpoint, given))
+    alone = started.add(Process("-c", NODE, guarded.endpoint, given))
     alone.expect("placed")
     return alone
 
@@ -96,7 +95,7 @@ def test_who_lacks_something_is_told_what(guarded: Guarded, tmp_path: Path) -> N
     assert "no permission for that key range" in refused("runs", *guarded.at(**{"etcd-prefix": "/bob"}))
     stranger = Certificates(tmp_path)
     for file, words in (
-        ({"cacert": stranger.ca}, "its certificate was not issued by an authority in cacert"),
+        ({"cacert": stranger.ca}, "its certificate was not issued by an authority in the CA file"),
         ({"cert": "", "key": ""}, "client certificate"),
     ):
         assert words in refused("runs", *guarded.at(**file))

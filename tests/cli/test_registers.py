@@ -54,7 +54,7 @@ class Meeting:
     """A medium with a node of one run, alone in its world: how the node is started, and the endpoint for commands."""
 
     def __init__(self, program: str, *arguments: str, endpoint: str, run: str = "llama") -> None:
-        self.command = (sys.executable, "-c", program, *arguments)
+        self.command = ("-c", program, *arguments)
         self.run = run
         self.endpoint = endpoint
         self.at = ("--endpoint", endpoint)
@@ -133,7 +133,7 @@ def test_close_tells_the_nodes_why(node: Process, meeting: Meeting) -> None:
 def test_an_eviction_is_kept_by_the_server_and_ends_with_it(started: Started, tmp_path: Path, medium: str) -> None:
     meeting = MEETINGS[medium](tmp_path)
     run, at, names = meeting.run, meeting.at, ("node1", "node2", "node3")
-    command = (sys.executable, "-c", AGAIN, meeting.endpoint, run)
+    command = ("-c", AGAIN, meeting.endpoint, run)
     nodes = {name: started.add(Process(*command, name)) for name in names}
     serves = {name: "serves" in node.expect(r"placed among 3.*")[0] for name, node in nodes.items()}
     server, other, out = sorted(names, key=lambda name: not serves[name])

@@ -15,7 +15,7 @@ from rallypoint.messages.notices import Fenced, RunClosed
 from rallypoint.messages.requests import Left
 from rallypoint.messages.types import Bounds, Ending, Node, Reason
 from rallypoint.server.coordinator import Coordinator
-from rallypoint.tokens import AccessRole, Token
+from rallypoint.tokens import AccessRole, Token, token_of
 
 
 class Pair:
@@ -23,7 +23,13 @@ class Pair:
 
     def __init__(self, secret: str = "") -> None:
         numbers = itertools.count(1)
-        self.server = Coordinator(monotonic=0.0, mint=lambda: str(next(numbers)), hold_s=0.0, secret=secret)
+        self.server = Coordinator(
+            monotonic=0.0,
+            mint=lambda: str(next(numbers)),
+            hold_s=0.0,
+            token=token_of(secret),
+            claim_id="c1" if secret else "",
+        )
         self.session = Session("run", View(node=Node(id="a.1", name="a"), bounds=Bounds(1, 1)))
         self._callers = itertools.count(1)
         self.caller = 0
@@ -35,7 +41,8 @@ class Pair:
 
     def say(self, data: bytes) -> None:
         for _, answer in self.server.received(self.caller, data, 0.1).sends:
-            self.session.received(answer, 0.1)
+            if reply := self.session.received(answer, 0.1):
+                self.say(reply)
 
     def place(self) -> None:
         self.connect()
@@ -129,18 +136,26 @@ def test_a_pong_of_a_server_that_was_replaced_counts_as_little_as_its_welcome() 
     assert session.is_outdated
 
 
-@pytest.mark.parametrize("secret", ["", "another"])
-def test_a_node_with_the_wrong_secret_is_sent_away_and_may_come_again(secret: str) -> None:
+def test_a_node_without_the_secret_is_sent_away_and_may_come_again() -> None:
     """Rule 17j: it read an older record, and the next one that it reads has the right secret."""
     pair = Pair(secret="right")
-    pair.session.secret = secret
     pair.connect()
     assert pair.session.goodbye is not None
     assert not pair.session.goodbye.final
     assert not pair.session.welcomed
-    pair.session.secret = "right"
+    pair.session.token, pair.session.claim_id = token_of("right"), "c1"
     pair.connect()
     assert pair.session.welcomed
+
+
+def test_a_node_with_another_secret_leaves_and_says_nothing() -> None:
+    """Rule 17j: something else has the port of the claim that it read of."""
+    pair = Pair(secret="right")
+    pair.session.token, pair.session.claim_id = token_of("another"), "c2"
+    with pytest.raises(RendezvousStateError, match="another server was meant"):
+        pair.connect()
+    assert (pair.session.welcomed, pair.session.connected, pair.session.goodbye) == (False, False, None)
+    assert not pair.server.runs.known
 
 
 def _messages(data: bytes) -> list[protocol.FromNode]:

@@ -102,7 +102,10 @@ class EtcdMeeting(Meeting):
         assert self.observer.claims() == ()
 
 
-@pytest.fixture(params=["server", "hosted", "c10d", "file", "etcd-v2", "etcd"])
+MEETINGS = ("server", "hosted", "c10d", "file", "etcd-v2", "etcd")
+
+
+@pytest.fixture(params=MEETINGS)
 def meeting(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -> Iterator[Meeting]:
     """A server of its own or in the program, or one that is elected: by a store in the program, a file, etcd."""
     with ExitStack() as ends:
@@ -221,7 +224,16 @@ def test_while_nodes_are_missing(meeting: Meeting, do: str) -> None:
     is_forgotten(meeting, 2)
 
 
-@pytest.mark.parametrize("do", ["join", "handler_joins"])
+@pytest.mark.parametrize(
+    ("meeting", "do"),
+    [
+        *((where, "join") for where in MEETINGS),
+        ("server", "handler_joins"),
+        # Each takes seconds; that a handler withdraws, `test_while_nodes_are_missing` shows everywhere.
+        *(pytest.param(where, "handler_joins", marks=pytest.mark.soak) for where in MEETINGS[1:]),
+    ],
+    indirect=["meeting"],
+)
 def test_others_who_wait_are_told(meeting: Meeting, do: str) -> None:
     """A node that waits hears at once that one less is here."""
     program = meeting.program(do, 3)

@@ -66,7 +66,7 @@ def test_a_clock_that_is_twenty_seconds_ahead_costs_nobody_its_place(processes: 
     by_rank([a, ahead], round=2)
 
 
-@pytest.mark.parametrize("count", [1000, 4000])
+@pytest.mark.parametrize("count", [1000, pytest.param(4000, marks=pytest.mark.soak)])
 def test_all_of_very_many_nodes_that_connect_in_one_instant_are_accepted(count: int) -> None:
     ran = subprocess.run(
         [*ALONE, sys.executable, "-m", "tests.faults.connection_flood", str(count)],

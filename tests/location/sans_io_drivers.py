@@ -21,6 +21,7 @@ from rallypoint.record import Claim, Record, decode, encode, restored
 from rallypoint.server.clock import LOOK_S
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects, ToRecord
+from rallypoint.tokens import token_of
 from simulation.memory_register import MemoryRegister
 
 T = TypeVar("T")
@@ -257,7 +258,7 @@ class Server:
             keeps_records=True,
             restored=[(restored(founded, self.now, 0.0), epoch)],
             claim_id=claim_id,
-            secret=secret,
+            token=token_of(secret),
             pause_s=pause_s,
         )
         self.sessions: dict[int, Session] = {}
@@ -321,7 +322,8 @@ class Server:
                 session = self.sessions[caller]
                 frames = protocol.Reader().feed(data if data.startswith(protocol.MAGIC) else protocol.MAGIC + data)
                 self.heard[session.view.node.id] += [protocol.read(body, protocol.FROM_SERVER) for body in frames]
-                session.received(data, self.now)
+                if reply := session.received(data, self.now):
+                    self.say(session, reply)
         for caller, _ in effects.hang_ups:
             if caller in self.sessions:
                 self.sessions.pop(caller).ended(self.now)

@@ -354,15 +354,18 @@ def test_an_administrator_without_the_secret_is_told_where_to_find_it() -> None:
         with pytest.raises(RendezvousConnectionError) as caught:
             AdminClient("127.0.0.1", record.claim.port)
     assert str(caught.value) == (
-        f"the server at {where} is part of a job: it answers only those who know the secret of its claim; name the "
-        f"register by which its nodes find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or file:///PATH"
+        f"the server at {where} wants a token: name its file by --token-file, or put it into RALLYPOINT_TOKEN; if it is "
+        f"part of a job that elects its server, name the register by which its nodes find it, as --endpoint "
+        f"etcd://HOST:PORT, c10d://HOST:PORT or file:///PATH"
     )
 
 
 def test_an_administrator_with_a_wrong_secret_is_turned_away() -> None:
     with serving(RUN) as record:
         assert record.claim is not None
-        with pytest.raises(RendezvousConnectionError, match="another server was meant: the secret is not that of this"):
+        with pytest.raises(
+            RendezvousConnectionError, match="does not know the secret of the claim: another one was meant"
+        ):
             AdminClient("127.0.0.1", record.claim.port, secret="another")
 
 

@@ -158,6 +158,43 @@ def test_a_node_that_takes_part_is_not_idle_until_it_is_lost() -> None:
     assert not server.coordinator.knows(2), "it was lost, and has said nothing since"
 
 
+def test_a_node_that_was_evicted_and_says_nothing_more_is_idle() -> None:
+    server = Server(idle_s=10.0)
+    server.connect(1, "a")
+    server.join(1, "a", 2, 2)
+    server.connect(2)
+    server.say(2, protocol.AskEvict(1, "r", "a"))
+    server.wait(11.0)
+    assert not server.coordinator.knows(1)
+
+
+def test_a_stranger_with_the_id_of_a_node_that_is_away_does_not_keep_it_out() -> None:
+    server = Server()
+    server.connect(1, "a", process="its own")
+    server.join(1, "a", 2, 2)
+    server.done(server.coordinator.ended(1, server.now))
+    server.connect(2, "a", connection=9, process="a stranger's")
+    assert server.goodbye(2).why == "that node is in another process"
+    server.connect(3, "a", connection=2, process="its own")
+    server.join(3, "a", 2, 2)
+    assert server.coordinator.knows(3)
+    server.say(3, Left("a", Reason.WITHDREW))
+    server.done(server.coordinator.ended(3, server.now))
+    server.connect(4, "a", process="a newcomer's")
+    assert server.coordinator.knows(4), "nobody has that id any more"
+
+
+def test_a_run_that_may_have_more_nodes_than_the_server_holds_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server(connections=3)
+    for caller in (1, 2):
+        server.connect(caller, f"n{caller}")
+        server.join(caller, f"n{caller}", 2, 4)
+    warning = "run 'r' is for up to 4 nodes, and this server can hold 3 (ulimit -n)"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [warning]
+
+
 def test_where_the_server_is_full_the_idle_make_room() -> None:
     server = Server(connections=3)
     server.connect(1, "a")

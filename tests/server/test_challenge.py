@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +14,13 @@ from rallypoint.messages.requests import CloseAsked, Joined
 from rallypoint.messages.types import Bounds, Ending, Node
 from rallypoint.server.admission import ServerLimits
 from rallypoint.server.coordinator import Coordinator
+from rallypoint.tokens import AccessRole, token_of
+from tests.support.protocol_client import proof
 
 SECRET = "the secret of the claim"
 RUN = "a-private-run"
-HELLO = protocol.Hello(protocol.VERSION)
+HELLO = protocol.Hello(protocol.VERSION, role=AccessRole.ADMIN)
+NODE = protocol.Hello(protocol.VERSION, RUN, "a.1", 1, nonce="mine")
 ASKS = [
     protocol.AskRuns(1),
     protocol.AskStatus(1, RUN),
@@ -46,7 +50,7 @@ class Server:
             restored=[(Run(run_id=RUN, incarnation="r1", bounds=Bounds(2, 2)), 1)],
             limits=LIMITS,
             claim_id=claim_id,
-            secret=secret,
+            token=token_of(secret),
         )
 
     @property
@@ -60,16 +64,15 @@ class Server:
         """A node connects with the right proof, and waits."""
         node, caller = Node(id=f"{name}.1", name=name), self.caller()
         hello = protocol.Hello(protocol.VERSION, RUN, node.id, 1)
-        hello = msgspec.structs.replace(hello, proof=protocol.proof_of(SECRET, hello))
-        assert isinstance(caller.say(hello)[0], protocol.Welcome)
-        caller.say(Joined(node, Bounds(2, 2)))
+        welcome, *_ = caller.say(proof(SECRET, hello, caller.challenged(hello)), Joined(node, Bounds(2, 2)))
+        assert isinstance(welcome, protocol.Welcome)
 
 
 class Caller:
     """One connection, which reads as a client does: a message that cannot be read fails the test."""
 
     def __init__(self, server: Server, number: int) -> None:
-        self._server, self._number = server, number
+        self._server, self.number = server, number
         self._reader = protocol.Reader()
         self._opened = False
         server.coordinator.opened(number, 0.0)
@@ -81,28 +84,28 @@ class Caller:
         return self.send(data + b"".join(protocol.frame(message) for message in messages))
 
     def send(self, data: bytes) -> list[protocol.FromServer]:
-        sends = self._server.coordinator.received(self._number, data, 0.1).sends
+        sends = self._server.coordinator.received(self.number, data, 0.1).sends
         return self.read(sends)
 
     def read(self, sends: list[tuple[int, bytes]]) -> list[protocol.FromServer]:
-        mine = b"".join(data for caller, data in sends if caller == self._number)
+        mine = b"".join(data for caller, data in sends if caller == self.number)
         return [protocol.read(body, protocol.FROM_SERVER) for body in self._reader.feed(mine)]
 
-    def challenged(self) -> str:
+    def challenged(self, hello: protocol.Hello = HELLO) -> str:
         """Say hello; the nonce of the challenge, which is all that is said."""
-        (challenge,) = self.say(HELLO)
+        (challenge,) = self.say(hello)
         assert isinstance(challenge, protocol.Challenge)
         return challenge.nonce
 
     def proven(self) -> Caller:
         """Say hello and prove to know the secret."""
-        (welcome,) = self.say(protocol.Proof(protocol.admin_mac(SECRET, self.challenged())))
+        (welcome,) = self.say(proof(SECRET, HELLO, self.challenged()))
         assert isinstance(welcome, protocol.Welcome)
         return self
 
     @property
     def is_connected(self) -> bool:
-        return self._server.coordinator.knows(self._number)
+        return self._server.coordinator.knows(self.number)
 
 
 def turned_away(heard: list[protocol.FromServer], *, final: bool = False) -> str:
@@ -132,11 +135,11 @@ def test_an_administrator_that_knows_the_secret_may_ask(remote_admins: bool) -> 
     assert server.run.closing == Closing(Ending.FAILED, "it is not wanted", 0.1)
 
 
-@pytest.mark.parametrize("secret", ["", "another", SECRET.upper()])
+@pytest.mark.parametrize("secret", ["another", SECRET.upper()])
 def test_an_administrator_with_a_wrong_secret_is_sent_back_to_the_register(secret: str) -> None:
     admin = Server().caller()
     nonce = admin.challenged()
-    why = turned_away(admin.say(protocol.Proof(protocol.admin_mac(secret, nonce))))
+    why = turned_away(admin.say(proof(secret, HELLO, nonce)))
     assert why == "another server was meant: the secret is not that of this server's claim; read the record again"
     assert not admin.is_connected
 
@@ -148,10 +151,6 @@ def test_a_proof_may_be_any_text(mac: str) -> None:
     turned_away(admin.say(protocol.Proof(mac)))
 
 
-def test_a_proof_of_a_node_may_be_any_text() -> None:
-    turned_away(Server().caller().say(protocol.Hello(protocol.VERSION, RUN, "a.1", 1, proof="ä")))
-
-
 def test_every_connection_is_challenged_anew() -> None:
     server = Server()
     assert len({server.caller().challenged() for _ in range(10)}) == 10
@@ -159,23 +158,37 @@ def test_every_connection_is_challenged_anew() -> None:
 
 def test_a_proof_of_another_connection_is_refused() -> None:
     server = Server()
-    heard_before = protocol.Proof(protocol.admin_mac(SECRET, server.caller().challenged()))
+    for hello in (HELLO, NODE):
+        heard_before = proof(SECRET, hello, server.caller().challenged(hello))
+        replaying = server.caller()
+        replaying.challenged(hello)
+        turned_away(replaying.say(heard_before))
+
+
+def test_all_that_a_node_said_before_is_of_no_use_to_one_who_says_it_again() -> None:
+    """Also when the node is gone, and with the same node, connection and process."""
+    server = Server()
+    owner = server.caller()
+    said = proof(SECRET, NODE, owner.challenged(NODE))
+    assert isinstance(owner.say(said)[0], protocol.Welcome)
+    server.coordinator.ended(owner.number, 0.1)
     replaying = server.caller()
-    replaying.challenged()
-    turned_away(replaying.say(heard_before))
+    replaying.challenged(NODE)
+    turned_away(replaying.say(said, Joined(Node(id="a.1", name="a"), Bounds(2, 2))))
+    assert server.run.live == 0
+
+
+@pytest.mark.parametrize("named", [{"node_id": "b.1"}, {"connection": 2}, {"process": "q"}, {"nonce": "another"}])
+def test_a_proof_is_of_one_connection_of_one_node(named: dict[str, Any]) -> None:
+    server = Server()
+    caller = server.caller()
+    nonce = caller.challenged(msgspec.structs.replace(NODE, **named))
+    turned_away(caller.say(proof(SECRET, NODE, nonce)))
 
 
 def test_a_proof_of_a_node_is_not_one_of_an_administrator() -> None:
     admin = Server().caller()
-    admin.challenged()
-    turned_away(admin.say(protocol.Proof(protocol.proof_of(SECRET, HELLO))))
-
-
-def test_a_proof_that_comes_with_the_hello_is_of_no_use() -> None:
-    """Nobody can know the nonce before it is sent."""
-    proven = msgspec.structs.replace(HELLO, proof=protocol.proof_of(SECRET, HELLO))
-    (challenge,) = Server().caller().say(proven)
-    assert isinstance(challenge, protocol.Challenge)
+    turned_away(admin.say(proof(SECRET, NODE, admin.challenged())))
 
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: type(ask).__name__)
@@ -203,11 +216,10 @@ def test_what_cannot_be_read_is_not_final_before_the_proof() -> None:
 
 def test_a_stranger_learns_nothing_of_the_run() -> None:
     """It may say that it is a node, of whatever run: without the secret that makes no difference."""
-    said = {
-        turned_away(Server().caller().say(protocol.Hello(protocol.VERSION, run_id, "a.1", 1)))
-        for run_id in (RUN, "another")
-    }
-    assert len(said) == 1
+    for run_id in (RUN, "another"):
+        stranger = Server().caller()
+        stranger.challenged(protocol.Hello(protocol.VERSION, run_id, "a.1", 1))
+        assert "secret" in turned_away(stranger.say(protocol.Ping()))
     admin = Server().caller()
     assert admin.challenged() == "m1"
     assert server_says(admin) == []
@@ -241,10 +253,10 @@ def test_a_challenged_visitor_is_told_that_another_process_serves() -> None:
 def test_a_proof_is_given_once() -> None:
     server = Server()
     admin = server.caller()
-    proof = protocol.Proof(protocol.admin_mac(SECRET, admin.challenged()))
-    admin.say(proof)
-    assert "none was made" in turned_away(admin.say(proof), final=True)
-    assert "a connection opens with a hello" in turned_away(server.caller().say(proof), final=True)
+    said = proof(SECRET, HELLO, admin.challenged())
+    admin.say(said)
+    assert "none was made" in turned_away(admin.say(said), final=True)
+    assert "a connection opens with a hello" in turned_away(server.caller().say(said), final=True)
 
 
 def test_another_version_is_named_before_the_secret() -> None:

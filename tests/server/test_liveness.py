@@ -15,7 +15,8 @@ SETTINGS = Settings(reconnect_grace_s=0.15, heartbeat_timeout_s=5.0)
 class Watch:
     """A server's ear, and whom it has lost when."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits_when_deaf: bool = False) -> None:
+        self.waits_when_deaf = waits_when_deaf
         self.life = Liveness()
         self.now = 0.0
         self.losses: dict[str, float] = {}
@@ -32,18 +33,18 @@ class Watch:
             self.life = liveness.ended(self.life, node_id, connection, SETTINGS, self.now)
 
     def tick(self) -> None:
-        self.life, losses = liveness.tick(self.life, SETTINGS, self.now)
+        self.life, losses = liveness.tick(self.life, SETTINGS, self.now, waits_when_deaf=self.waits_when_deaf)
         self.losses.update((loss.node_id, self.now) for loss in losses)
         self.whys.update((loss.node_id, loss.why) for loss in losses)
 
-    def wait(self, seconds: float, *alive: str) -> None:
+    def wait(self, seconds: float, *alive: str, connection: int = 1) -> None:
         """Time passes, tick by tick and whenever somebody may be lost; those alive keep speaking."""
         end = self.now + seconds
         while self.now < end:
             due = liveness.wake_at(self.life)
             steps = [end, self.now + 0.25] + ([due] if due is not None and due > self.now else [])
             self.now = min(steps)
-            self.hear(*alive)
+            self.hear(*alive, connection=connection)
             self.tick()
 
 
@@ -189,3 +190,55 @@ def test_a_run_is_deserted_when_most_are_silent_on_open_connections() -> None:
     assert liveness.deserted_at(spoke, lost, settings, 5.0) is None
     ended = liveness.ended(life, "a", 1, settings, 4.5)
     assert liveness.deserted_at(ended, lost, settings, 5.0) is None
+
+
+def deaf(*node_ids: str) -> Watch:
+    """A server that has heard nobody for a minute, and nobody's connection has ended."""
+    watch = Watch(waits_when_deaf=True)
+    watch.hear(*node_ids)
+    watch.wait(10, *node_ids)
+    watch.wait(60)
+    return watch
+
+
+RETURN_S = SETTINGS.heartbeat_timeout_s + SETTINGS.reconnect_backoff_s
+
+
+def test_a_server_that_hears_nobody_at_all_gives_up_nobody() -> None:
+    watch = deaf("a", "b", "c")
+    assert watch.losses == {}
+    watch.end("a", "b")  # what they did meanwhile arrives now
+    watch.hear("c", connection=2)
+    watch.wait(RETURN_S - 1, "c", connection=2)
+    watch.wait(60, "a", "b", "c", connection=2)
+    assert watch.losses == {}
+
+
+def test_who_does_not_come_back_with_the_others_is_lost() -> None:
+    watch = deaf("a", "b")
+    watch.hear("a", connection=2)
+    back = watch.now
+    watch.wait(RETURN_S + 1, "a", connection=2)
+    assert watch.losses == {"b": pytest.approx(back + RETURN_S, abs=0.5)}
+
+
+def test_nobody_is_waited_for_longer_than_workers_run_on() -> None:
+    watch = deaf("a", "b")
+    watch.wait(SETTINGS.outage_grace_s)
+    assert set(watch.losses) == {"a", "b"}
+
+
+def test_a_newcomer_is_heard_too_so_that_those_who_are_gone_are_lost() -> None:
+    watch = deaf("a", "b")
+    watch.hear("new")
+    watch.wait(RETURN_S + 1, "new")
+    assert set(watch.losses) == {"a", "b"}
+
+
+def test_processes_that_end_are_lost_although_nobody_is_left() -> None:
+    watch = Watch(waits_when_deaf=True)
+    watch.hear("a", "b")
+    watch.wait(10, "a", "b")
+    watch.end("a", "b")
+    watch.wait(SETTINGS.heartbeat_timeout_s + 1)
+    assert set(watch.losses) == {"a", "b"}

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import weakref
 from contextlib import suppress
 from datetime import timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from rallypoint.client.background import background
+from rallypoint.client.dialing import look_up
 from rallypoint.errors import RendezvousConnectionError, RendezvousError
-from rallypoint.net import is_this_machine
+from rallypoint.net import is_address, is_this_machine
 from rallypoint.stores import FileStore, StoreServer, TcpStore, listen
 from rallypoint.stores.c10d_document import FAILURES
 from rallypoint.stores.store_probe import NotAStoreError, wait_for_store
 from rallypoint.torch_bridge import stores_c10d
+
+log = logging.getLogger("rallypoint.c10d")
 
 FILE_TIMEOUT = timedelta(seconds=300)
 
@@ -28,7 +33,7 @@ def tcp_store(
 
     This process serves it if it may and nobody else does.
     """
-    may_host = is_this_machine(host) if is_host is None else is_host
+    may_host = _is_here(host, port) if is_host is None else is_host
     if may_host:
         try:
             store = serve_tcp_store(host, port, timeout, with_torch=with_torch)
@@ -44,6 +49,17 @@ def tcp_store(
                     f"port, or leave is_host out to connect to what is there"
                 ) from exc
     return use_tcp_store(host, port, timeout, with_torch=with_torch), None
+
+
+def _is_here(host: str, port: int) -> bool:
+    """Whether the endpoint is this machine, once its name is known; a name service that hangs is not waited for."""
+    try:
+        background().run(look_up(host, port))
+    except asyncio.TimeoutError as exc:
+        raise RendezvousConnectionError(f"no c10d store is looked for at {host}:{port} yet: {exc}") from exc
+    except (OSError, UnicodeError) as exc:
+        log.debug("%s is not found: %s", host, exc)  # whoever connects there says so
+    return is_this_machine(host)
 
 
 def use_tcp_store(host: str, port: int, timeout: timedelta, *, with_torch: bool) -> Any:
@@ -98,10 +114,11 @@ def _bind_address(host: str) -> str:
     """The address to serve on: an address as it was given; all of them for a name, which may be another to others."""
     if host == "localhost":
         return "127.0.0.1"
-    with suppress(ValueError):
-        return str(ip_address(host.partition("%")[0]))
+    if is_address(host):
+        return host
     with suppress(OSError, UnicodeError):
-        if socket.getaddrinfo(host, None, socket.AF_INET):
+        families = {family for family, *_ in socket.getaddrinfo(host, None)}
+        if socket.AF_INET in families and (len(families) == 1 or not socket.has_dualstack_ipv6()):
             return "0.0.0.0"
     return "::"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -10,17 +11,19 @@ import msgspec
 
 from rallypoint.backends import options as kinds
 from rallypoint.backends.options import Option, OptionValues, choice, number, seconds, text
+from rallypoint.client.addresses import own_address
 from rallypoint.client.background import run_in_thread
 from rallypoint.client.identity import this_node
 from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
-from rallypoint.client.round_store import Serve, serve_here
+from rallypoint.client.round_store import FOR_MEMBERS, FOR_WORKERS, StoreHosting
 from rallypoint.location.elected import ElectedLocator
 from rallypoint.location.election_driver import Candidacy
 from rallypoint.location.member import LocatedMember
 from rallypoint.location.register import Register
 from rallypoint.location.registers.backend import Backend, BackendRegister
 from rallypoint.messages.types import LONGEST_SILENCE_S, LONGEST_WAIT_S, Bounds, Node, OnGiveUp, Role, Settings
+from rallypoint.torch_bridge import stores_c10d
 
 JOIN_TIMEOUT = seconds("join_timeout", 600.0, "how long a join may take, connecting and resolving included")
 _wait = partial(seconds, or_zero=True, at_most=LONGEST_WAIT_S)
@@ -74,7 +77,7 @@ class MemberRequest(msgspec.Struct, frozen=True):
     bounds: Bounds
     settings: Settings
     node: Node
-    serve_store: Serve
+    hosting: StoreHosting
     options: OptionValues
     trains: bool
 
@@ -90,8 +93,7 @@ class MemberRequest(msgspec.Struct, frozen=True):
     def member(self, locator: Locator, kind: Callable[..., Member] = LocatedMember, **more: Any) -> Member:
         """A membership through the server that a locator finds."""
         more |= {"call_s": self.options[READ_TIMEOUT], "close_s": self.options[CLOSE_TIMEOUT]}
-        node, serve = self.node, self.serve_store
-        return kind(locator, self.run_id, self.bounds, self.settings, node, serve_store=serve, **more)
+        return kind(locator, self.run_id, self.bounds, self.settings, self.node, hosting=self.hosting, **more)
 
     def elected(
         self,
@@ -103,9 +105,16 @@ class MemberRequest(msgspec.Struct, frozen=True):
         is_host: bool | None = None,
     ) -> ElectedLocator:
         """Finds the elected server of the run; nodes of this process share an election if the keys are the same."""
-        address = self.node.address or run_in_thread(find_address)
+        address = self.node.address or self._find(find_address)
         taking_part = (address, self.options[SERVER_PORT], rest_s, is_host, self.trains)
         return ElectedLocator(where, (where, *key), Candidacy(self.run_id, open_register, self.settings, *taking_part))
+
+    def _find(self, address: Callable[[], str]) -> str:
+        """This machine's address; where a name service does not answer, the one that leads to most others."""
+        try:
+            return run_in_thread(address, self.medium_call_s)
+        except concurrent.futures.TimeoutError:
+            return own_address()
 
     def by_document(
         self, open_document: Callable[[], Backend], where: str, *key: Hashable, find_address: Callable[[], str]
@@ -152,8 +161,8 @@ class MemberBackend(msgspec.Struct, frozen=True):
                 raise ValueError(f"The backend {self.name!r} has no option {name!r}: {instead}.")
         options = kinds.read_options(self.name, config, self.options)
         bounds, settings, node = Bounds(min_nodes, max_nodes), settings_from(options), node_from(local_addr, options)
-        serve = store_server(options[STORE], under_torch=under_torch)
-        request = MemberRequest(endpoint, run_id, bounds, settings, node, serve, options, trains)
+        hosting = store_hosting(options[STORE], under_torch=under_torch, for_workers=not trains)
+        request = MemberRequest(endpoint, run_id, bounds, settings, node, hosting, options, trains)
         return self.create(request), options[JOIN_TIMEOUT]
 
 
@@ -195,17 +204,18 @@ def settings_with(options: OptionValues, *, interval_s: float, timeout_s: float,
     )
 
 
-def store_server(asked: str, *, under_torch: bool) -> Serve:
-    """Which store implementation this node serves if it is rank 0 (rule 12).
+def store_hosting(asked: str, *, under_torch: bool, for_workers: bool) -> StoreHosting:
+    """Which store implementation this node serves if it is rank 0 (rule 12), and to whom (rule 16).
 
-    All of them speak the same wire format, so nodes of one world need not agree.
+    `for_workers` says that other processes are told its address.  All implementations speak the same wire format, so nodes
+    of one world need not agree.
     """
     if asked in (OURS, ETCD) or (asked == AUTO and not under_torch):
-        return serve_here
+        return FOR_WORKERS if for_workers else FOR_MEMBERS
     try:
-        from rallypoint.torch_bridge.tcp_store import serve
+        stores_c10d.load_torch()
     except ImportError as exc:
         raise ValueError(
             f"store=torch needs torch, which cannot be imported ({exc}): install rallypoint[torch], or leave the option out"
         ) from exc
-    return serve
+    return StoreHosting(lambda listener, _: stores_c10d.serve(listener), has_secret=False)

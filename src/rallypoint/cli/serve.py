@@ -85,6 +85,7 @@ async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token
 
     from rallypoint import events
     from rallypoint.cli.server_log import StderrLog
+    from rallypoint.net import is_local
     from rallypoint.server.coordinator import Coordinator
     from rallypoint.server.service import Service
     from rallypoint.server.state_file import StateFile
@@ -110,6 +111,9 @@ async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token
         await service.start(listener)
         if args.insecure and token is None and not tls.cacert:
             log.warning("there is no token and no CA: whoever reaches %s can join, close and evict", args.bind[0])
+        if is_local(host) and not is_local(args.bind[0]):
+            advice = "bind an address of an interface, or 0.0.0.0"
+            log.warning("%s is %s on this machine, which no other machine reaches: %s", args.bind[0], host, advice)
         print(f"rallypoint serve: listening on {written(host, port)}", flush=True)
         log.info("ended by %s", await signals.get())
         await service.stop()

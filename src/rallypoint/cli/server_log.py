@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
 import queue
 import threading
@@ -25,26 +24,22 @@ class _Lines(logging.Formatter):
         return f"{self.formatTime(record)} {level}{printable(record.getMessage())}{trace}"
 
 
-class StderrLog(logging.handlers.QueueHandler):
+class StderrLog(logging.Handler):
     """Hands lines to a thread that writes them; what finds no room is counted, and said when there is room again."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING_LINES)
-        super().__init__(self._lines)
         self._dropped = 0
         self._format = _Lines().format
         self._writer = threading.Thread(target=self._write, name="rallypoint-log", daemon=True)
         self._writer.start()
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """As it is: it stays in this process."""
-        return record
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Leave it to the thread, if that keeps up."""
+    def emit(self, record: logging.LogRecord) -> None:
         if self._dropped and not self._lines.full():
             lost, self._dropped = self._dropped, 0
-            self._lines.put_nowait(_lines_lost(lost))
+            text = f"{lost} lines of this log were lost: nobody read it"
+            self._lines.put_nowait(logging.LogRecord("rallypoint", logging.WARNING, "", 0, text, None, None))
         try:
             self._lines.put_nowait(record)
         except queue.Full:
@@ -65,8 +60,3 @@ class StderrLog(logging.handlers.QueueHandler):
             with suppress(OSError):
                 while line:
                     line = line[os.write(2, line) :]
-
-
-def _lines_lost(count: int) -> logging.LogRecord:
-    text = f"{count} lines of this log were lost: nobody read it"
-    return logging.LogRecord("rallypoint", logging.WARNING, "", 0, text, None, None)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
+from itertools import chain
+from pathlib import Path
 
-from rallypoint.net import parse_endpoint, plain
+from rallypoint.net import host_of, parse_endpoint, plain
 
 _ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that exist in examples only."""
+
+_SIOCGIFADDR = 0x8915
+"""What Linux calls the question for an interface's address."""
 
 
 def own_address(host: str = "", port: int = 0) -> str:
@@ -18,7 +25,9 @@ def own_address(host: str = "", port: int = 0) -> str:
     toward_host = address_toward(host, port) if host else ""
     if toward_host and (not _is_loopback(toward_host) or _is_loopback(host)):
         return toward_host
-    return next((address for place in _ELSEWHERE if (address := address_toward(*place))), "127.0.0.1")
+    elsewhere = (address for place in _ELSEWHERE if (address := address_toward(*place)))
+    here = (address for address in _of_interfaces() if not _is_loopback(address) and not _is_on_one_link(address))
+    return next(chain(elsewhere, here), "127.0.0.1")
 
 
 def address_among(endpoints: Iterable[str]) -> str:
@@ -35,19 +44,42 @@ def address_toward(host: str, port: int) -> str:
         for family, kind, protocol, _, address in socket.getaddrinfo(plain(host), port, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe, suppress(OSError):
                 probe.connect(address)
-                return str(probe.getsockname()[0]).partition("%")[0]
+                return host_of(probe.getsockname())
     return ""
 
 
-def is_address(host: str) -> bool:
-    """Whether a host is an address, and no name."""
-    with suppress(ValueError):
-        ip_address(host)
-        return True
-    return False
+def as_seen_by_others(local: str, host: str) -> str:
+    """What others reach this machine by, where `local` is its end of a connection to `host`.
+
+    Debian's hosts file gives a machine's own name a loopback address, 127.0.1.1, which nobody else reaches it by.
+    """
+    return own_address() if _is_loopback(local) and not _is_loopback(host) else local
+
+
+def on_our_link(host: str, own: str) -> str:
+    """A peer's address as this machine writes it: on one link, machines may call their interfaces differently."""
+    bare, percent, _ = host.partition("%")
+    _, _, scope = own.partition("%")
+    return f"{bare}%{scope}" if percent and scope else host
+
+
+def _of_interfaces() -> Iterator[str]:
+    """The addresses of this machine's interfaces, in their order, where there is no way to anywhere else."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no such address
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                yield socket.inet_ntoa(answer[20:24])
+    with suppress(OSError):  # this machine has no IPv6
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            yield str(IPv6Address(bytes.fromhex(line.split()[0])))
 
 
 def _is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ip_address(host.partition("%")[0]).is_loopback
     return host == "localhost"
+
+
+def _is_on_one_link(address: str) -> bool:
+    return ip_address(address).is_link_local

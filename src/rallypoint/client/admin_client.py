@@ -14,7 +14,7 @@ from rallypoint import protocol
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.net import written
 from rallypoint.tls import NO_TLS, TlsFiles
-from rallypoint.tokens import AccessRole, Side, Token, nonce
+from rallypoint.tokens import AccessRole, Side, Token, nonce, token_of
 
 PATIENCE_S = 3.0
 FRAME_LIMIT = 1024 * 1024
@@ -39,8 +39,8 @@ class NotDoneError(RendezvousError):
 class AdminClient:
     """A connection that belongs to no node.  Each answer may take `patience_s`, connecting as long or `connect_s`.
 
-    `secret` is that of the claim of an elected server, from its register; a server at a fixed address may want a `token`
-    and `tls`.
+    `secret` is that of the claim of an elected server, from its register, and its token (rule 17j); a server at a fixed address
+    may want a `token` and `tls`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class AdminClient:
     ) -> None:
         self.where = written(host, port)
         self._patience_s = patience_s
-        self._secret, self._token, self._tls = secret, token, tls
+        self._secret, self._token, self._tls = secret, token or token_of(secret), tls
         role = AccessRole.ADMIN if token is None or not token.run_id else token.role
         run_id = token.run_id if token is not None else ""
         # A node's token lets its holder look, as a viewer's does.
@@ -138,27 +138,20 @@ class AdminClient:
         raise RendezvousConnectionError(f"{self.where} cannot be reached: {why}{'' if self._secret else advice}")
 
     def _prove(self, challenge: protocol.Challenge) -> None:
-        if self._token is not None:
-            key, named = (
-                self._token.for_run(self._hello.run_id, self._hello.role),
-                protocol.named(self._hello, challenge.nonce),
-            )
-            if not key.is_proof(challenge.proof, Side.SERVER, *named):
-                raise RendezvousConnectionError(f"the server at {self.where} has another token, or none")
-            self._say(protocol.frame(protocol.Proof(key.prove(Side.CLIENT, *named))))
-            self._hear(protocol.Welcome)
-            return
-        if challenge.proof:
+        if self._token is None:
             raise RendezvousConnectionError(
-                f"the server at {self.where} wants a token: name its file by --token-file, or put it into RALLYPOINT_TOKEN"
+                f"the server at {self.where} wants a token: name its file by --token-file, or put it into "
+                f"RALLYPOINT_TOKEN; if it is part of a job that elects its server, name the register by which its nodes "
+                f"find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or file:///PATH"
             )
-        if not self._secret:
-            raise RendezvousConnectionError(
-                f"the server at {self.where} is part of a job: it answers only those who know the secret of its claim; "
-                f"name the register by which its nodes find it, as --endpoint etcd://HOST:PORT, c10d://HOST:PORT or "
-                f"file:///PATH"
+        key = self._token.for_run(self._hello.run_id, self._hello.role)
+        named = protocol.named(self._hello, challenge.nonce)
+        if not key.is_proof(challenge.proof, Side.SERVER, *named):
+            has = (
+                "does not know the secret of the claim: another one was meant" if self._secret else "has another token"
             )
-        self._say(protocol.frame(protocol.Proof(protocol.admin_mac(self._secret, challenge.nonce))))
+            raise RendezvousConnectionError(f"the server at {self.where} {has}")
+        self._say(protocol.frame(protocol.Proof(key.prove(Side.CLIENT, *named))))
         self._hear(protocol.Welcome)
 
     def _ask(self, kind: type[A], ask: Callable[..., protocol.Ask], *details: object) -> A:

@@ -77,13 +77,16 @@ class _DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-def run_in_thread(act: Callable[[], T]) -> T:
-    """Make a call that may hang outside Python, such as the lookup of a name; Ctrl-C ends the wait for it."""
+def run_in_thread(act: Callable[[], T], timeout_s: float | None = None) -> T:
+    """Make a call that may hang outside Python, such as the lookup of a name; Ctrl-C ends the wait for it.
+
+    concurrent.futures.TimeoutError where it takes too long.
+    """
 
     async def call() -> T:
         return await asyncio.get_running_loop().run_in_executor(None, act)
 
-    return background().run(call())
+    return background().run(call(), timeout_s)
 
 
 def background() -> Background:

@@ -37,7 +37,7 @@ def mint_id(name: str) -> str:
 
 def fresh_identity(node: Node) -> Node:
     """The same process under a new identity."""
-    return msgspec.structs.replace(node, id=mint_id(node.name), store="")
+    return msgspec.structs.replace(node, id=mint_id(node.name), store="", store_secret="")
 
 
 def this_node(name: str = "", **hints: object) -> Node:

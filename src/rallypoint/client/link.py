@@ -7,7 +7,6 @@ import concurrent.futures
 import logging
 import os
 import random
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from typing import Any
 import msgspec
 
 from rallypoint import protocol
-from rallypoint.client.addresses import is_address
+from rallypoint.client.addresses import as_seen_by_others
 from rallypoint.client.background import background
+from rallypoint.client.dialing import connect
 from rallypoint.client.locator import Locator, Target
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
@@ -26,6 +26,7 @@ from rallypoint.client.waiters import Waiters
 from rallypoint.core.model import EndedIncarnation
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.messages.types import Node, Reason
+from rallypoint.net import host_of
 
 log = logging.getLogger("rallypoint.link")
 
@@ -65,6 +66,8 @@ class Link:
         """Set when the next attempt to connect is not to be put off: the node leaves, or the server is elsewhere."""
         self._connecting: asyncio.Task[Any] | None = None
         self._gave_up = ""
+        self._was_silent = False
+        """Whether a connection was taken and heard nothing: it may be large packets that do not come through."""
         self._closed = False
 
     @property
@@ -220,9 +223,11 @@ class Link:
                 connection = _LinkConnection(self)
                 try:
                     await self._connect(connection)
-                    # A server that turns nodes away is not to be stormed by them.
+                    began = time.monotonic()
                     welcomed = await connection.ended
-                    pause = FIRST_RETRY_S if welcomed and self._turned_away is None else pause
+                    # A server that turns nodes away, for want of room say, is not to be stormed by them.
+                    lasted = time.monotonic() - began > self.view.settings.reconnect_backoff_s
+                    pause = FIRST_RETRY_S if welcomed and (lasted or self.session.goodbye is None) else pause
                     if self._gave_up and not welcomed and not self.view.incarnation and self._target is not None:
                         self._trouble += await self._target.what_answers()
                 except _FAILURES as exc:
@@ -250,7 +255,7 @@ class Link:
     async def _connect(self, connection: _LinkConnection) -> None:
         target = self._target = await self._locator.find(self)
         self._hurry.clear()
-        self.session.secret, self.session.claim_id, self.session.token = target.secret, target.claim_id, target.token
+        self.session.claim_id, self.session.token = target.claim_id, target.token
         for host in target.hosts[:-1]:
             with suppress(*_FAILURES):
                 return await self._connect_to(host, target.port, connection)
@@ -258,13 +263,8 @@ class Link:
 
     async def _connect_to(self, host: str, port: int, connection: _LinkConnection) -> None:
         loop = asyncio.get_running_loop()
-        if not is_address(host):
-            # Names are looked up anew each time: they may come late, and they may change.
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            self._tried = [str(address[0]) for *_, address in found]
-            if self._hurry.is_set():
-                raise asyncio.TimeoutError(_ELSEWHERE)
-        self._connecting = loop.create_task(loop.create_connection(lambda: connection, host, port, **self._tls(host)))
+        dialing = connect(lambda: connection, host, port, self._tried, small=self._was_silent, **self._tls(host))
+        self._connecting = loop.create_task(dialing)
         timer = loop.call_later(CONNECT_S, self._connecting.cancel)
         try:
             await self._connecting
@@ -328,6 +328,7 @@ class Link:
         if self.session.is_stale(now) and self._transport is not None:
             silence_s = self.view.settings.heartbeat_timeout_s
             self._gave_up = f"it took the connection and was silent for {silence_s:.1f} s"
+            self._was_silent = True
             self._transport.abort()
         self._plan_beat()
         self._do(lambda: self._send(self.session.beat(now)))
@@ -375,7 +376,9 @@ class Link:
         """Give the node an address, and a place for the store that it may come to serve, before it joins."""
         if self.view.state in (State.FINISHED, State.CLOSED) or (self.view.state is State.HOLDS and not joining):
             return
-        local = str(transport.get_extra_info("sockname")[0])
+        local = host_of(transport.get_extra_info("sockname"))
+        if self._target is not None:
+            local = as_seen_by_others(local, self._target.hosts[-1])
         try:
             node = self._prepare(self.view.node, lambda: local)
         except RendezvousError as exc:

@@ -18,11 +18,10 @@ ASK_S = 1.0
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the server is said to be, and how a node shows that it may connect: the secret of a claim, a token, TLS."""
+    """Where the server is said to be, and how a node shows that it may connect: a token, TLS."""
 
     hosts: tuple[str, ...]
     port: int
-    secret: str = ""
     claim_id: str = ""
     token: Token | None = None
     tls: TlsContext | None = None

@@ -17,7 +17,7 @@ import msgspec
 from rallypoint import errors, events, wording
 from rallypoint.client import view as views
 from rallypoint.client.link import Link, Prepare
-from rallypoint.client.round_store import RoundStore, Serve, StoreOffer, cannot_listen, serve_here
+from rallypoint.client.round_store import FOR_MEMBERS, RoundStore, StoreHosting, StoreOffer, cannot_listen
 from rallypoint.client.view import State, View
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Ending, Node, Reason
@@ -48,7 +48,7 @@ class Member:
 
     `open_link` is given what completes a node before each join, and returns the link.  `own_address` says whether the
     node came with an address that its peers can reach; otherwise it gets the one by which this machine reaches the
-    server.  `serve_store` serves a round's store if this node has rank 0.
+    server.  `hosting` says how it serves a round's store if it has rank 0.
     """
 
     serves_store = True
@@ -62,13 +62,13 @@ class Member:
         own_address: bool,
         call_s: float = 60.0,
         close_s: float = 30.0,
-        serve_store: Serve = serve_here,
+        hosting: StoreHosting = FOR_MEMBERS,
     ) -> None:
         self.run_id = run_id
         self.call_s = call_s
         self.close_s = close_s
         self._own_address = own_address
-        self._serve_store = serve_store
+        self._hosting = hosting
         self._offer: StoreOffer | None = None
         self._closed_run = False
         self._joining = threading.Lock()
@@ -311,7 +311,7 @@ class Member:
 
     def _make_store(self, placed: Placed, listener: socket.socket | None) -> RoundStore:
         """The store of a round, served on a socket if this node has rank 0."""
-        stop = self._serve_store(listener) if listener is not None else None
+        stop = self._hosting.serve(listener, placed.store_secret) if listener is not None else None
         return RoundStore(self, placed, timedelta(seconds=300), stop)
 
     def _let_go(self, deadline: float) -> bool:
@@ -325,10 +325,11 @@ class Member:
             if self._offer is not None:
                 self._offer.withdraw()
             try:
-                self._offer = StoreOffer(address)
+                self._offer = StoreOffer(address, has_secret=self._hosting.has_secret)
             except StoreError as exc:
                 raise cannot_listen(address, exc) from exc
-        return msgspec.structs.replace(node, address=address, store=self._offer.endpoint)
+        offer = self._offer
+        return msgspec.structs.replace(node, address=address, store=offer.endpoint, store_secret=offer.secret)
 
     # Joining ------------------------------------------------------------------------------------------------------
 

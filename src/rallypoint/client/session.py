@@ -19,7 +19,7 @@ from rallypoint.messages.notices import Placed, RunClosed
 from rallypoint.messages.requests import Announced, CloseAsked, Left
 from rallypoint.messages.types import Node, Reason
 from rallypoint.protocol import Serving
-from rallypoint.tokens import Side, Token, nonce
+from rallypoint.tokens import AccessRole, Side, Token, nonce
 
 _PING = protocol.frame(protocol.Ping())
 
@@ -31,10 +31,10 @@ class Session:
         self.run_id = run_id
         self.view = view
         self.process = process
-        self.claim_id = self.secret = ""
-        """Those of the claim which the next connection is made to (rule 17j); empty at a fixed address."""
+        self.claim_id = ""
+        """The claim which the next connection is made to (rule 17i); empty at a fixed address."""
         self.token: Token | None = None
-        """What this node and a server at a fixed address prove to each other (rule 16)."""
+        """What this node and its server prove to each other (rules 16, 17j)."""
         self._nonce = ""
         """This node's part of the challenge on a connection that is not proven yet."""
         self.connection = 0
@@ -97,14 +97,17 @@ class Session:
     def _prove(self, challenge: protocol.Challenge) -> bytes:
         """The server proves that it has the token, and so does this node; only then it says what it knows (rule 16)."""
         if self.token is None:
-            return b""  # the server turns this node away in words
+            return _PING  # whatever it says, the server turns this node away in words
         named = protocol.named(self._hello(), challenge.nonce)
-        if not self.token.is_proof(challenge.proof, Side.SERVER, *named):
+        token = self.token.for_run(self.run_id, AccessRole.NODE)
+        if not token.is_proof(challenge.proof, Side.SERVER, *named):
             raise RendezvousStateError(
-                "the server did not prove that it has this node's token: it has another one, or none"
+                "another server was meant: what listens there does not know the secret of the claim"
+                if self.claim_id
+                else "the server did not prove that it has this node's token: it has another one, or none"
             )
         self._nonce, self.connected = "", True
-        return protocol.frame(protocol.Proof(self.token.prove(Side.CLIENT, *named))) + self._introduction()
+        return protocol.frame(protocol.Proof(token.prove(Side.CLIENT, *named))) + self._introduction()
 
     def parting(self) -> bytes:
         """This node ends the connection: it is gone from a closed run, whose name is free once all are (rule 1)."""
@@ -134,7 +137,12 @@ class Session:
 
     def is_stale(self, now: float) -> bool:
         """Whether the server has been silent for so long that this connection is to be given up."""
-        return (self.connected or bool(self._nonce)) and now - self.heard_at > self.view.settings.heartbeat_timeout_s
+        return self.is_open and now - self.heard_at > self.view.settings.heartbeat_timeout_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, be it proven or not."""
+        return self.connected or bool(self._nonce)
 
     def join(self, now: float, timeout_s: float) -> bytes:
         """Ask for a place in the next world; that it left before is over with that."""
@@ -184,10 +192,9 @@ class Session:
     def _hello(self) -> protocol.Hello:
         known = self._epoch
         caller = (self.run_id, self.view.node.id, self.connection, (), self.process)
-        hello = protocol.Hello(
+        return protocol.Hello(
             protocol.VERSION, *caller, known.incarnation, known.epoch, known.claim_id, nonce=self._nonce
         )
-        return msgspec.structs.replace(hello, proof=protocol.proof_of(self.secret, hello)) if self.secret else hello
 
     def _keep(self, is_wanted: Callable[[CloseAsked], bool]) -> None:
         """Go on saying these of the requests to close, and nothing else."""

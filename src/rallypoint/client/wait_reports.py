@@ -111,7 +111,7 @@ class LineReporter(Reporter):
             self.tell(str(wait))
 
     def tell(self, text: str) -> None:
-        self._write(f"rallypoint: {_printable(text)}\n")
+        self._write(f"rallypoint: {printable(text)}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -125,7 +125,7 @@ class LiveReporter(LineReporter):
 
     def wait(self, wait: WaitReport, *, is_news: bool) -> None:
         # In one piece and without erasing it first, so that it does not flicker.
-        self._write(f"\r{_cut(_printable(f'rallypoint: {wait}'), self._columns() - 1)}\x1b[K")
+        self._write(f"\r{_cut(printable(f'rallypoint: {wait}'), self._columns() - 1)}\x1b[K")
         self._is_shown = True
 
     def tell(self, text: str) -> None:
@@ -181,7 +181,7 @@ def _is_logged() -> bool:
     return False
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What peers call themselves must not move the cursor."""
     return "".join(char if char.isprintable() else "?" for char in text)
 

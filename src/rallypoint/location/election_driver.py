@@ -18,6 +18,7 @@ from functools import partial
 
 import msgspec
 
+from rallypoint.client.addresses import on_our_link
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Seeker, Target
 from rallypoint.client.view import State
@@ -36,6 +37,7 @@ from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service, mint
 from rallypoint.server.sockets import listen_on_first, ports_in_words
+from rallypoint.tokens import token_of
 
 log = logging.getLogger("rallypoint.server")
 
@@ -43,7 +45,6 @@ HAND_OVER_S = 1.0
 """How long a handover is tried at least."""
 HURRIED_HAND_OVER_S = 0.25
 """The same for a process that has no time left, as after Ctrl-C."""
-
 
 SAID_AFTER = 2
 """After how many writes in a row that fail this is said."""
@@ -96,8 +97,7 @@ class ElectionDriver:
         self._target: Target | None = None
         self._happened = asyncio.Event()
         """Set whenever something may have changed that `_until` waits for."""
-        self.is_over = self._is_closed = False
-        """Whether it ends or has ended: the next node of this process needs another one; and whether nothing is done."""
+        self.is_over = self._is_closed = False  # it ends, and the next node needs another one; and nothing is done
         self._election = Election(
             self.run_id,
             self._candidate,
@@ -340,7 +340,8 @@ class ElectionDriver:
             self._do(self._election.changed(time.monotonic()))
 
     def _go_to(self, claim: Claim) -> None:
-        before, self._target = self._target, Target(claim.addresses, claim.port, claim.secret, claim.id)
+        hosts = tuple(on_our_link(host, self._candidacy.address) for host in claim.addresses)
+        before, self._target = self._target, Target(hosts, claim.port, claim.id, token_of(claim.secret))
         if before is not None and before.claim_id != claim.id:
             for user in self.users:
                 user.move()
@@ -377,7 +378,7 @@ class ElectionDriver:
             process=process_token(),
             own_place=ranks_of_process([user.session for user in self.users]),
             claim_id=claim.id,
-            secret=claim.secret,
+            token=token_of(claim.secret),
             pause_s=claim.rest_s / 2,
             restored=[(serve.run, serve.record.epoch)],
         )

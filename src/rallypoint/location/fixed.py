@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
 
-from rallypoint.client.background import background, run_in_thread
+from rallypoint.client.background import background
+from rallypoint.client.dialing import look_up
 from rallypoint.client.identity import process_token
 from rallypoint.client.locator import Locator, Seeker, Target
 from rallypoint.client.session import Session
@@ -22,7 +22,7 @@ from rallypoint.core.model import Predecessor
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.forks import run_in_children
 from rallypoint.location.member import ranks_of_process
-from rallypoint.net import listen
+from rallypoint.net import listen_at_all, own_and_foreign, to_serve_at, written
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.service import Service
 from rallypoint.server.sockets import is_taken
@@ -31,7 +31,7 @@ from rallypoint.tokens import AccessRole, Token, client_token
 
 log = logging.getLogger("rallypoint.server")
 
-_Key = tuple[str, int]
+_Key = tuple[tuple[str, ...], int]
 _hosted: dict[_Key, Service] = {}
 _users: defaultdict[_Key, set[FixedLocator]] = defaultdict(set)
 """What this process hosts, and which of its nodes meet at an endpoint; touched on the background loop only."""
@@ -64,28 +64,27 @@ class FixedLocator(Locator):
             token=client_token(token, run_id, AccessRole.NODE) if token is not None else None,
             tls=TlsContext(tls, is_server=False) if tls else None,
         )
-        address = run_in_thread(lambda: local_address(host)) if is_host is not False else ""
-        self._key: _Key | None = (address, port) if address else None
-        if is_host and self._key is None:
-            raise RendezvousConnectionError(
-                f"is_host is set, but {host} is not an address of this machine: give the endpoint as an address of "
-                f"one of its interfaces, or leave is_host out"
-            )
-        serves = background().run(self._serve_if_free()) if self._key is not None else False
-        if is_host and not serves:
-            raise RendezvousConnectionError(
-                f"is_host is set, but {host}:{port} cannot be bound: another process has it; use another port, or "
-                f"leave is_host out to connect to what is there"
-            )
+        self._is_host = is_host
+        self._key: _Key | None = None
+        """Where this process serves, or would; None where it must not, or where it is not known yet what the name is."""
+        if is_host is not False:
+            # A name that is not known yet is looked up again with every attempt to connect (rule 13).
+            with suppress(OSError, UnicodeError, asyncio.TimeoutError):
+                background().run(self._serve_if_free())
 
     async def find(self, seeker: Seeker) -> Target:
         """The fixed address, which this process binds first where it may and nobody has."""
         session = self.session = seeker.session
         if self._key is not None:
             _users[self._key].add(self)
-        if not session.has_standalone_server:
+        if self._is_host is not False and not session.has_standalone_server:
             # A standalone server comes back on its own, and would find its port taken.
-            await self._serve_if_free()
+            try:
+                await self._serve_if_free()
+            except RendezvousConnectionError as exc:
+                seeker.refuse(exc)
+                if session.view.world is None:
+                    raise ConnectionError(str(exc)) from exc
         return self._target
 
     def where(self) -> str:
@@ -129,40 +128,89 @@ class FixedLocator(Locator):
                 await asyncio.wait_for(service.quiet.wait(), timeout_s)
             except (TimeoutError, asyncio.TimeoutError):
                 in_time = False
-        users.discard(self)
-        if not users:
-            _users.pop(self._key, None)
-            if (service := _hosted.pop(self._key, None)) is not None:
-                await service.stop()
+        if not self._forget_user(self._key) and (service := _hosted.pop(self._key, None)) is not None:
+            await service.stop()
         return in_time
 
-    async def _serve_if_free(self) -> bool:
-        """Bind the endpoint if nobody has it; whether this process serves it now."""
+    async def _serve_if_free(self) -> None:
+        """Bind the endpoint if it is this machine's and nobody has it.
+
+        RendezvousConnectionError where this process must serve and cannot, or cannot know whether it is to.
+        """
         key = self._key
-        if key is None:
-            return False
+        if key not in _hosted:
+            self._move_to(await self._key_here())
+        serves = self._key is not None and await self._host(self._key)
+        if self._is_host and key is None and not serves:
+            raise RendezvousConnectionError(
+                f"is_host is set, but {self.where()} cannot be bound: another process has it; use another port, or "
+                f"leave is_host out to connect to what is there"
+            )
+
+    def _move_to(self, key: _Key | None) -> None:
+        """The endpoint is to be served here from now on."""
+        if self._key is not None and key != self._key:
+            self._forget_user(self._key)
+        self._key = key
+        if key is not None and self.session is not None:
+            _users[key].add(self)
+
+    def _forget_user(self, key: _Key) -> bool:
+        """This is no user of that place any longer; whether others are."""
+        _users[key].discard(self)
+        if not _users[key]:
+            del _users[key]
+        return key in _users
+
+    async def _key_here(self) -> _Key | None:
+        """Where on this machine the endpoint is to be served; None where it is elsewhere."""
+        (host,), port = self._target.hosts, self._target.port
+        own, foreign = own_and_foreign(await look_up(host, port))
+        if own and foreign and not self._is_host:
+            raise RendezvousConnectionError(
+                f"the name {host} stands for several machines: {', '.join(own)} is this one, and {', '.join(foreign)} "
+                f"is not, so that each of them would serve the run: give the endpoint as the name or address of one "
+                f"machine, or set is_host on each node"
+            )
+        if self._is_host and not own:
+            raise RendezvousConnectionError(
+                f"is_host is set, but {host} is not an address of this machine: give the endpoint as an address of "
+                f"one of its interfaces, or leave is_host out"
+            )
+        addresses = to_serve_at(host, own)
+        if not addresses:
+            return None
+        # Endpoints that are written otherwise may be the same place.
+        known = (key for key in (*_hosted, *_users) if key[1] == port and not set(addresses).isdisjoint(key[0]))
+        return next(known, (addresses, port))
+
+    async def _host(self, key: _Key) -> bool:
+        """Bind these addresses if nobody has them; whether this process serves there now."""
         if key not in _hosted:
             try:
-                listener = listen(*key)
+                listeners = listen_at_all(*key)
             except OSError as exc:
                 if not is_taken(exc):
-                    log.warning("cannot serve %s:%s: %s", *key, exc.strerror or exc)
+                    log.warning("cannot serve %s: %s", self.where(), exc.strerror or exc)
                 return False
             try:
                 service = self._service(key)
             except ValueError as exc:  # its certificates cannot be used to serve; another process may serve
-                listener.close()
-                log.warning("cannot serve %s:%s: %s", *key, exc)
+                for listener in listeners:
+                    listener.close()
+                log.warning("cannot serve %s: %s", self.where(), exc)
                 return False
             _hosted[key] = service
-            await _hosted[key].start(listener)
+            await _hosted[key].start(*listeners)
         _users[key].add(self)
         return True
 
     def _service(self, key: _Key) -> Service:
         if self._token is None and not self._tls.cacert:
-            warning = "serving run %r on %s:%s for its nodes; there is no token, so whoever reaches this port can join the run"
-            log.warning(warning, self.run_id, *key)
+            warning = (
+                "serving run %r on %s for its nodes; there is no token, so whoever reaches this port can join the run"
+            )
+            log.warning(warning, self.run_id, ", ".join(written(address, key[1]) for address in key[0]))
         sessions = [user.session for user in _users[key] if user.session is not None and user.run_id == self.run_id]
         seal_id, ranks = ranks_of_process(sessions)
         predecessor = None
@@ -186,16 +234,3 @@ class FixedLocator(Locator):
 # A forked child hosts nothing.
 run_in_children(_hosted.clear)
 run_in_children(_users.clear)
-
-
-def local_address(host: str) -> str:
-    """The address of this machine that a host name stands for; empty where it stands for another machine."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return ""
-    for family, kind, protocol, _, address in found:
-        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return str(probe.getsockname()[0])
-    return ""

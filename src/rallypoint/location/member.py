@@ -11,7 +11,7 @@ from rallypoint.client.identity import fresh_identity, process_token
 from rallypoint.client.link import Link, Prepare
 from rallypoint.client.locator import Locator
 from rallypoint.client.member import Member
-from rallypoint.client.round_store import Serve, serve_here
+from rallypoint.client.round_store import FOR_MEMBERS, StoreHosting
 from rallypoint.client.session import Session
 from rallypoint.client.view import State, View
 from rallypoint.messages.types import Bounds, Node, Reason, Settings
@@ -32,7 +32,7 @@ class LocatedMember(Member):
         *,
         call_s: float = 60.0,
         close_s: float = 30.0,
-        serve_store: Serve = serve_here,
+        hosting: StoreHosting = FOR_MEMBERS,
     ) -> None:
         self._locator = locator
 
@@ -42,7 +42,7 @@ class LocatedMember(Member):
             return Link(locator, session, prepare=prepare, reborn=fresh_identity)
 
         super().__init__(
-            run_id, open_link, own_address=bool(node.address), call_s=call_s, close_s=close_s, serve_store=serve_store
+            run_id, open_link, own_address=bool(node.address), call_s=call_s, close_s=close_s, hosting=hosting
         )
         # Connected when it is made: a world is formed by one message of each node and one answer.
         self.link.connect()

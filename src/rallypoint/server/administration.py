@@ -36,6 +36,11 @@ class Order(msgspec.Struct, frozen=True):
     event: CloseAsked | Evicted | EvictionLifted
     answer: str = ""
 
+    @property
+    def evicted(self) -> str:
+        """The node that is given up by it, if one is."""
+        return self.event.node.id if isinstance(self.event, Evicted) else ""
+
     def change(self, state: RunState, now: float, mint: str) -> Output:
         """What the order does to the run."""
         return run_state.apply(state, self.event, now, mint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from rallypoint.messages.types import Settings
 from rallypoint.server.runs import DEFAULTS, HostedRun
 from rallypoint.tokens import AccessRole, Side, Token
 from rallypoint.tokens import nonce as fresh_nonce
+
+log = logging.getLogger("rallypoint.server")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Connection:
     """Whether it is on the server's own machine."""
     hello: protocol.Hello | None = None
     nonce: str = ""
-    """The caller was challenged by it, and has not proven yet what it has or knows (rules 16, 17j)."""
+    """The caller was challenged by it, and has not proven yet that it has the token (rules 16, 17j)."""
     frame: bytes = b""
     """The last announcement that needed no answer, as it came, and the run as it was then."""
     run: Run | None = None
@@ -76,19 +79,37 @@ class Connection:
         return opening
 
 
+NEWER = "the node has a newer connection"
+
+
+def conflict(hello: protocol.Hello, owner: str | None, other: protocol.Hello | None) -> str:
+    """Why a caller is not taken for the node that it names; empty if it is.
+
+    `owner` is the process of that node, where the run knows the node, and `other` the hello on its present connection.
+    """
+    # Anybody sees the id of a node, and only its process knows its token.
+    if any(
+        process != hello.process
+        for process in (owner, other.process if other is not None else None)
+        if process is not None
+    ):
+        return "that node is in another process"
+    return NEWER if other is not None and hello.connection <= other.connection else ""
+
+
 class Admission(msgspec.Struct, frozen=True):
     """The rules of one server.
 
     `only_run` confines it to one run, as in a server that a node hosts for its own job (rule 16); `remote_admins` says
-    whether administrators may be on other machines.  An elected server has a `secret`, which administrators prove; one at
-    a fixed address may have a `token`, which every caller proves before it learns anything.
+    whether administrators may be on other machines.  Every caller proves that it has the `token` before it learns anything:
+    that of an elected server is the secret of its claim (rule 17j).
     """
 
     limits: ServerLimits
     only_run: str = ""
     remote_admins: bool = True
-    secret: str = ""
     token: Token | None = None
+    is_elected: bool = False
 
     def refusal(
         self, hello: protocol.Hello, runs: Mapping[str, HostedRun], *, is_local: bool = False, is_proven: bool = True
@@ -110,7 +131,7 @@ class Admission(msgspec.Struct, frozen=True):
             return "this server wants no token, and the caller has one of a run: leave it out"
         if self.token is not None and bool(hello.node_id) != (hello.role is AccessRole.NODE):
             return "a node has the role node and names itself; an admin or a viewer names no node"
-        if not (hello.node_id or self.remote_admins or self.secret or self.token or is_local):
+        if not (hello.node_id or self.remote_admins or self.token or is_local):
             return "this server is part of a job and is administered from its own machine only: run the command there"
         if self.only_run and hello.run_id and hello.run_id != self.only_run:
             return (
@@ -132,33 +153,31 @@ class Admission(msgspec.Struct, frozen=True):
         open_runs = sum(hosted.run.phase is not Phase.CLOSED and hosted.idle_since is None for hosted in runs.values())
         return open_runs >= self.limits.runs or len(runs) >= 2 * self.limits.runs
 
-    def is_proven(self, hello: protocol.Hello) -> bool:
-        """Whether a node knows the secret of this server's claim, where it has one (rule 17j)."""
-        return not self.secret or protocol.is_same_mac(hello.proof, protocol.proof_of(self.secret, hello))
+    def warn_of_size(self, run_id: str, message: NodeMessage) -> None:
+        """A node opens a run that may become larger than this server can hold."""
+        if isinstance(message, (Joined, Announced)) and message.bounds.max > self.limits.connections:
+            warning = "run %r is for up to %d nodes, and this server can hold %d (ulimit -n)"
+            log.warning(warning, run_id, message.bounds.max, self.limits.connections)
 
     def challenge(self, hello: protocol.Hello, nonce: str) -> protocol.Challenge:
-        """What a caller must answer; where there is a token, the server proves that it has it."""
+        """What a caller must answer; the server proves that it has the token."""
         key = self._key(hello)
         if key is None:
             # A caller that guesses runs and roles must not see which of them this server knows.
-            return protocol.Challenge(nonce, fresh_nonce() * 2 if self.token is not None else "")
+            return protocol.Challenge(nonce, fresh_nonce() * 2)
         return protocol.Challenge(nonce, key.prove(Side.SERVER, *protocol.named(hello, nonce)))
 
     def objection(self, hello: protocol.Hello, nonce: str, answer: protocol.FromNode) -> str:
         """Why a caller that was challenged by this nonce is not let in after this answer; empty if it is."""
-        if self.token is not None:
-            key = self._key(hello)
-            if not isinstance(answer, protocol.Proof):
-                return "this server wants a token: give its file as token_file, or put it into RALLYPOINT_TOKEN"
-            if key is None or not key.is_proof(answer.mac, Side.CLIENT, *protocol.named(hello, nonce)):
-                return "the token is not that of this server, or not for this run and role"
-            return ""
         if not isinstance(answer, protocol.Proof):
-            return (
-                "this server is part of a job: it answers only those who prove that they know the secret of its claim"
-            )
-        if not protocol.is_same_mac(answer.mac, protocol.admin_mac(self.secret, nonce)):
-            return "another server was meant: the secret is not that of this server's claim; read the record again"
+            if self.is_elected:
+                return "this server is part of a job: it answers only those who prove that they know the secret of its claim"
+            return "this server wants a token: give its file as token_file, or put it into RALLYPOINT_TOKEN"
+        key = self._key(hello)
+        if key is None or not key.is_proof(answer.mac, Side.CLIENT, *protocol.named(hello, nonce)):
+            if self.is_elected:
+                return "another server was meant: the secret is not that of this server's claim; read the record again"
+            return "the token is not that of this server, or not for this run and role"
         return ""
 
     def placed(self, placed: Placed, run_id: str, node_id: str, own_ranks: tuple[int, ...]) -> Placed:
@@ -179,7 +198,7 @@ class Admission(msgspec.Struct, frozen=True):
 
     def _place_mac(self, run_id: str, node_id: str, incarnation: str, place: Placed | Seat) -> str:
         """By a key that no node has; empty where this server has none, or is part of a node, as the next one may be."""
-        if self.token is None or self.only_run:
+        if self.token is None or self.only_run or self.is_elected:
             return ""
         named = (node_id, incarnation, place.round, place.seal_id, place.size, place.rank)
         try:

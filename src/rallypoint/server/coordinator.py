@@ -20,7 +20,7 @@ from rallypoint.messages import requests
 from rallypoint.messages.notices import KeepWaiting, Placed
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
 from rallypoint.server import administration, run_state
-from rallypoint.server.admission import Admission, Connection, ServerLimits
+from rallypoint.server.admission import NEWER, Admission, Connection, ServerLimits, conflict
 from rallypoint.server.clock import LOOK_S, AwakeClock, just_woke, look
 from rallypoint.server.effects import Effects, RunChange, ToRecord
 from rallypoint.server.idle_callers import IdleCallers
@@ -34,8 +34,8 @@ from rallypoint.tokens import Token
 class Coordinator:
     """Everything a server knows.
 
-    `only_run`, `remote_admins`, `secret` and `token` are those of `Admission`.  `process` is the token of the process that it lives
-    in.  An elected server has a `claim_id`, and never forgets its run; after a stall of its own of more than `pause_s` it
+    `only_run`, `remote_admins` and `token` are those of `Admission`.  `process` is the token of the process that it lives in.
+    An elected server has a `claim_id`, and never forgets its run; after a stall of its own of more than `pause_s` it
     waits until its claim is known to stand.
     """
 
@@ -50,7 +50,6 @@ class Coordinator:
     hold_s: float | None = None
     process: str = ""
     claim_id: str = ""
-    secret: str = ""
     token: Token | None = None
     pause_s: float = float("inf")
     own_place: tuple[str, tuple[int, ...]] = ("", ())
@@ -67,7 +66,7 @@ class Coordinator:
         self._unsure_since: float | None = None
         self._recorded_before: set[str] = set()
         """Runs whose record was confirmed while the server did not know whether its claim stands."""
-        self._admission = Admission(self.limits, self.only_run, self.remote_admins, self.secret, self.token)
+        self._admission = Admission(self.limits, self.only_run, self.remote_admins, self.token, bool(self.claim_id))
         self._verdicts = Verdicts()
         self._own_nodes: dict[str, set[str]] = {}
         self._clock = AwakeClock(monotonic)
@@ -228,32 +227,28 @@ class Coordinator:
         return protocol.frame(KeepWaiting(hosted.run.incarnation, 0, why))
 
     def _greet(self, known: Connection, hello: protocol.Hello, now: float, effects: Effects) -> None:
-        """A caller says who it is.  One that may not know the secret learns nothing of the run (rule 17j)."""
+        """A caller says who it is.  Where there is a token, it learns nothing more before it has proven that it has it."""
         admission, caller = self._admission, known.number
         if known.hello is not None:
             self._turn_away(caller, "hello is said once", effects, final=True)
-        elif hello.protocol == protocol.VERSION and hello.node_id and not admission.is_proven(hello):
-            # It may have read an older record: it is to read again, and not to give up (rule 17j).
-            self._turn_away(caller, "another server was meant: the proof does not fit this claim", effects)
         elif refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local, is_proven=False):
             self._turn_away(caller, refusal, effects, final=True)
-        elif admission.token is not None or (admission.secret and not hello.node_id):
+        elif admission.token is not None:
             known.hello, known.nonce = hello, self.mint()
             self._send(caller, known.opening() + protocol.frame(admission.challenge(hello, known.nonce)), effects)
         else:
             self._welcome(known, hello, now, effects)
 
     def _hear_proof(self, known: Connection, message: protocol.FromNode, now: float, effects: Effects) -> None:
-        """What a challenged caller says: nothing else is heard before it has proven what it has or knows."""
+        """What a challenged caller says: nothing else is heard before it has proven that it has the token."""
         assert known.hello is not None, "a challenge answers a hello"
-        admission, hello, has_token = self._admission, known.hello, self.token is not None
-        why = admission.objection(hello, known.nonce, message)
-        self.messages["refused"] += bool(why) and has_token
-        if not why and has_token:
-            why = admission.refusal(hello, self.runs.known, is_local=known.is_local)
-        if why:
+        admission, hello, caller = self._admission, known.hello, known.number
+        if objection := admission.objection(hello, known.nonce, message):
+            self.messages["refused"] += 1
             # A wrong secret may be that of an older claim: such a caller reads the register again (rule 17j).
-            self._turn_away(known.number, why, effects, final=has_token)
+            self._turn_away(caller, objection, effects, final=not self.claim_id)
+        elif refusal := admission.refusal(hello, self.runs.known, is_local=known.is_local):
+            self._turn_away(caller, refusal, effects, final=True)
         else:
             known.nonce = ""
             self._welcome(known, hello, now, effects)
@@ -269,17 +264,15 @@ class Coordinator:
                 self.met = True
             if hello.incarnation == serving.incarnation and hello.epoch > serving.epoch and self.claim_id:
                 effects.epochs_heard.append((hello.incarnation, hello.epoch))
-            other = self._nodes.get(known.key)
+            other, hosted = self._nodes.get(known.key), self.runs.known.get(hello.run_id)
+            owner = hosted.owners.get(hello.node_id) if hosted is not None else None
+            if why := conflict(hello, owner, self._connections[other].hello if other is not None else None):
+                known.hello = None  # its end changes nothing of that node
+                self._turn_away(known.number, why, effects)
+                return
             if other is not None:
-                # The newest connection of a node wins (rule 14); anybody sees its id, only its process knows the token.
-                other_hello, why = self._connections[other].hello, "the node has a newer connection"
-                assert other_hello is not None, "a node said hello"
-                if hello.process != other_hello.process or hello.connection <= other_hello.connection:
-                    known.hello = hello if hello.process == other_hello.process else None
-                    self._turn_away(known.number, why, effects)
-                    return
                 self._connections.pop(other, None)
-                effects.hang_ups.append((other, why))
+                effects.hang_ups.append((other, NEWER))
             self._nodes[known.key] = known.number
         capabilities = (protocol.STANDALONE,) if self.remote_admins and not self.claim_id else ()
         welcome = protocol.Welcome(protocol.VERSION, self.name, capabilities, serving, *self._own_ranks(hello.run_id))
@@ -320,6 +313,7 @@ class Coordinator:
             self._turn_away(known.number, f"{speaker} cannot speak for {sender}", effects, final=True)
             return
         if (fenced := self._admission.forgery(run_id, message)) is not None:
+            self.messages["forged places"] += 1
             self._send(known.number, protocol.frame(fenced), effects)
             return
         known.takes_part = True
@@ -328,6 +322,8 @@ class Coordinator:
             self._open(run_id, message, now)
         if self._unsure_since is not None:
             self.runs.beat(run_id, node_id, now)  # the message waits, but the node is known to live
+        if not isinstance(message, Left):
+            self.runs.known[run_id].owners.setdefault(node_id, hello.process)
         taken = RunInput(
             lambda state, run_now, mint: run_state.receive(state, node_id, hello.connection, message, run_now, mint),
             message if isinstance(message, Left) else None,
@@ -337,6 +333,7 @@ class Coordinator:
     def _open(self, run_id: str, message: NodeMessage, now: float) -> None:
         """A run that this server has not heard of; the process that served it before may be known to be gone (rule 14)."""
         hosted, predecessor = self.runs.open(run_id, now, requests.settings_of(message)), self.predecessor
+        self._admission.warn_of_size(run_id, message)
         if predecessor is not None:
             self.predecessor = None
             run = recovery.without(hosted.run, msgspec.structs.replace(predecessor, until=now + predecessor.until))
@@ -357,7 +354,7 @@ class Coordinator:
         elif answer is None and not node_id and isinstance(ask, administration.ORDERS):
             order = administration.order_of(ask, self.runs.known.get(ask.run_id), now)
             if isinstance(order, administration.Order):  # the answer follows the record
-                taken = RunInput(order.change, None, caller, ask.number, order.answer)
+                taken = RunInput(order.change, None, caller, ask.number, order.answer, order.evicted)
                 self._tell(self.runs.take(ask.run_id, taken, now), effects)
                 return
             answer = order
@@ -391,8 +388,8 @@ class Coordinator:
         run_id, output, after, taken = applied.run_id, applied.output, applied.output.state.run, applied.taken
         if output.why or output.losses:
             effects.happenings.append(RunChange(run_id, output.why, applied.before, after, output.losses, taken.leave))
-        for given_up in filter(None, (self._nodes.get((run_id, lost.node_id)) for lost in output.losses)):
-            self._idle.rests(given_up, self._look(self._clock.looked))
+        for gone in filter(None, (self._nodes.get((run_id, node_id)) for node_id in applied.gone)):
+            self._idle.rests(gone, self._look(self._clock.looked))
         encoded: dict[int, bytes] = {}
         own_ranks = self._own_ranks(run_id, after)[1] if self._own_nodes else ()
         for node_id, said in output.sends:
@@ -415,6 +412,7 @@ class Coordinator:
         effects.sends.append((caller, data))
 
     def _turn_away(self, caller: int, why: str, effects: Effects, *, final: bool = False) -> None:
+        self.messages["callers turned away"] += 1
         known = self._connections.get(caller)
         opening = known.opening() if known is not None else b""
         self._send(caller, opening + protocol.frame(protocol.Goodbye(why, final)), effects)

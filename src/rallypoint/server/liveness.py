@@ -2,7 +2,8 @@
 
 A node is lost when nothing was heard of it for `heartbeat_timeout_s`, or when its connection ended and it did not come
 back within `reconnect_grace_s`.  When most connections of a run end at once, or the server was stalled, the nodes are
-probably not at fault: they get the longer time.
+probably not at fault: they get the longer time.  A server that hears nobody at all is probably itself cut off: it gives
+nobody up before it hears one of them again, and then lets the others have the time that they need to come back.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Liveness(msgspec.Struct, frozen=True):
     signs: SortedMap[str, Sign] = SortedMap()
     due: SortedMap[tuple[float, str], None] = SortedMap()
     silent: int = 0
+    deaf_since: float | None = None
+    """Since when nobody at all is heard, where that is so."""
 
 
 def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now: float) -> tuple[Liveness, bool]:
@@ -44,6 +47,9 @@ def heard(life: Liveness, node_id: str, connection: int, settings: Settings, now
     known = life.signs.get(node_id)
     if known is not None and connection < known.connection:
         return life, False
+    if life.deaf_since is not None:
+        life = _hears_again(life, settings, now)
+        known = life.signs.get(node_id)
     sign = Sign(connection, now)
     if known is None:
         return _note(life, node_id, sign, _together(now + settings.heartbeat_timeout_s)), True
@@ -58,6 +64,7 @@ def ended(
     known = life.signs.get(node_id)
     if known is None or connection != known.connection or known.ended is not None:
         return life
+    our_fault = our_fault or life.deaf_since is not None
     gone = Sign(connection, known.heard, now, settings.heartbeat_timeout_s if our_fault else 0.0)
     return _note(life, node_id, gone, _deadline(gone, settings, most=False)[0], silent=1)
 
@@ -67,16 +74,25 @@ def forget(life: Liveness, node_id: str) -> Liveness:
     known = life.signs.get(node_id)
     if known is None:
         return life
-    return Liveness(life.signs.without(node_id), life.due, life.silent - (known.ended is not None))
+    signs = life.signs.without(node_id)
+    return Liveness(signs, life.due, life.silent - (known.ended is not None), life.deaf_since)
 
 
 def tick(
-    life: Liveness, settings: Settings, now: float, beats: Mapping[str, float] = NO_BEATS, *, is_closed: bool = False
+    life: Liveness,
+    settings: Settings,
+    now: float,
+    beats: Mapping[str, float] = NO_BEATS,
+    *,
+    is_closed: bool = False,
+    waits_when_deaf: bool = False,
 ) -> tuple[Liveness, tuple[Lost, ...]]:
     """Time passed: which nodes are lost now?  `beats` says when nodes last said nothing new.
 
     Only a node that would be lost is looked up there, so that a heartbeat costs no more than noting the time.
     """
+    if waits_when_deaf and not is_closed:
+        life = _listen(life, settings, now, beats)
     losses: list[Lost] = []
     signs, due, silent = life.signs, life.due, life.silent
     # From a closed run many hang up at once because they are done.
@@ -95,7 +111,39 @@ def tick(
             continue
         signs, silent = signs.without(node_id), silent - (sign.ended is not None)
         losses.append(Lost(node_id, why))
-    return Liveness(signs, due, silent), tuple(losses)
+    return Liveness(signs, due, silent, life.deaf_since), tuple(losses)
+
+
+def _listen(life: Liveness, settings: Settings, now: float, beats: Mapping[str, float]) -> Liveness:
+    """Whether anybody at all is heard; where nobody is, all are looked at again later."""
+    first = life.due.first()
+    if first is None or first[0] > now:
+        return life
+    quiet_s = max(settings.heartbeat_timeout_s / 2, settings.heartbeat_interval_s * 1.5)
+    is_deaf = len(life.signs) > 1 and all(
+        now - max(sign.heard, beats.get(node_id, 0.0)) >= quiet_s for node_id, sign in life.signs.items()
+    )
+    if is_deaf and life.deaf_since is None and life.silent:
+        return life  # connections end where processes do
+    if not is_deaf:
+        return life if life.deaf_since is None else _hears_again(life, settings, now)
+    since = now if life.deaf_since is None else life.deaf_since
+    if now - since >= settings.outage_grace_s:
+        return life  # whoever lives has stopped its workers by now
+    later = SortedMap[tuple[float, str], None]()
+    for _, node_id in life.due:
+        later = later.set((_together(now + settings.heartbeat_timeout_s / 2), node_id), None)
+    return Liveness(life.signs, later, life.silent, since)
+
+
+def _hears_again(life: Liveness, settings: Settings, now: float) -> Liveness:
+    """Somebody is heard: all have the time-out, counted from when the last of them will have tried to connect."""
+    again, tried = Liveness(), now + settings.reconnect_backoff_s
+    for node_id, sign in life.signs.items():
+        since = None if sign.ended is None else tried
+        renewed = Sign(sign.connection, tried, since, settings.heartbeat_timeout_s if since is not None else 0.0)
+        again = _note(again, node_id, renewed, _deadline(renewed, settings, most=False)[0], since is not None)
+    return again
 
 
 def deserted_at(
@@ -141,4 +189,5 @@ def _together(deadline: float) -> float:
 
 
 def _note(life: Liveness, node_id: str, sign: Sign, deadline: float, silent: int = 0) -> Liveness:
-    return Liveness(life.signs.set(node_id, sign), life.due.set((deadline, node_id), None), life.silent + silent)
+    due = life.due.set((deadline, node_id), None)
+    return Liveness(life.signs.set(node_id, sign), due, life.silent + silent, life.deaf_since)

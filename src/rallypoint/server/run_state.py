@@ -71,10 +71,14 @@ def connection_ended(state: RunState, node_id: str, connection: int, now: float,
     return Output(RunState(state.run, life))
 
 
-def tick(state: RunState, now: float, mint: str, beats: Mapping[str, float] = NO_BEATS) -> Output:
+def tick(
+    state: RunState, now: float, mint: str, beats: Mapping[str, float] = NO_BEATS, *, waits_when_deaf: bool = False
+) -> Output:
     """Time passed; due whenever `wake_at` says so."""
     is_closed = state.run.phase is Phase.CLOSED
-    life, losses = liveness.tick(state.life, state.run.settings, now, beats, is_closed=is_closed)
+    life, losses = liveness.tick(
+        state.life, state.run.settings, now, beats, is_closed=is_closed, waits_when_deaf=waits_when_deaf
+    )
     return _output(life, transition.time_passed(state.run, losses, now, mint), losses)
 
 

@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -57,6 +58,8 @@ class RunInput(msgspec.Struct, frozen=True):
     asker: int = 0
     asked: int = 0
     answer: str = ""
+    evicted: str = ""
+    """The node that is given up by it."""
     is_time: bool = False
 
     @property
@@ -78,6 +81,12 @@ class AppliedInput(msgspec.Struct, frozen=True):
     output: Output
     taken: RunInput
 
+    @property
+    def gone(self) -> Iterator[str]:
+        """The nodes that were lost by it, that left, or that were evicted."""
+        leave = self.taken.leave.node_id if self.taken.leave is not None else ""
+        return chain((lost.node_id for lost in self.output.losses), filter(None, (leave, self.taken.evicted)))
+
 
 @dataclass
 class HostedRun:
@@ -95,6 +104,8 @@ class HostedRun:
     withheld: list[AppliedInput] = field(default_factory=list)
     queue: deque[RunInput] = field(default_factory=deque)
     beats: dict[str, float] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    """The token of the process that each node is in, for as long as the run knows the node."""
 
     @property
     def run(self) -> Run:
@@ -218,7 +229,8 @@ class HostedRuns:
                 continue
             del self._wake[run_id]
             if hosted.written_since is None:
-                hosted.queue.append(RunInput(_time_passes(hosted.beats), is_time=True))
+                # Where another process may serve instead, that is found out, and not waited for (rule 17e).
+                hosted.queue.append(RunInput(_time_passes(hosted.beats, not self.elected), is_time=True))
                 yield from self._drain(run_id, hosted, now)
 
     def wake_at(self) -> float | None:
@@ -235,6 +247,8 @@ class HostedRuns:
             if self.elected and taken.is_time and self._waits_for_others(run_id, hosted, output, now):
                 return
             applied = AppliedInput(run_now, run_id, state.run, output, taken)
+            for node_id in applied.gone:
+                hosted.owners.pop(node_id, None)
             if hosted.ahead is not None or (self.keeps_records and output.durability):
                 hosted.withheld.append(applied)
                 hosted.ahead = output.state
@@ -296,5 +310,5 @@ class HostedRuns:
         heapq.heappush(self._wakes, (moment, run_id))
 
 
-def _time_passes(beats: Mapping[str, float]) -> Change:
-    return lambda state, now, mint: run_state.tick(state, now, mint, beats)
+def _time_passes(beats: Mapping[str, float], waits_when_deaf: bool) -> Change:
+    return lambda state, now, mint: run_state.tick(state, now, mint, beats, waits_when_deaf=waits_when_deaf)

@@ -37,7 +37,7 @@ def mint() -> str:
 
 
 class Service:
-    """A server on one listening socket, on the loop it is started on.
+    """A server on its listening sockets, on the loop it is started on.
 
     `make` makes its coordinator, given the time, limits and the like.  Records go to `state`; those of an elected server
     go to the function `acted`, which is told of all effects and has `recorded` called (rule 17c).  With `tls` every
@@ -67,7 +67,7 @@ class Service:
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._kept_back: list[_ServerConnection] = []
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._is_stopped = False
         self.quiet = asyncio.Event()
         """Set when the last node that took part has gone."""
@@ -77,20 +77,22 @@ class Service:
             records = {"keeps_records": True, "restored": restored_runs(state, now)}
         self.coordinator = make(monotonic=now, mint=mint, name=socket.gethostname(), limits=self._limits, **records)
 
-    async def start(self, listener: socket.socket) -> None:
-        """Serve every caller that connects to this socket from now on."""
+    async def start(self, *listeners: socket.socket) -> None:
+        """Serve every caller that connects to these sockets from now on."""
         self._loop = asyncio.get_running_loop()
         backlog = min(1024, self._limits.connections)
         context = self._tls.current() if self._tls is not None else None
-        self._server = await self._loop.create_server(
-            lambda: _ServerConnection(self),
-            sock=listener,
-            backlog=backlog,
-            ssl=context,
-            ssl_handshake_timeout=self._limits.hello_s if context is not None else None,
-        )
-        # asyncio has shortened the kernel's queue to the number that it takes from it at a time.
-        listener.listen(BACKLOG)
+        for listener in listeners:
+            server = await self._loop.create_server(
+                lambda: _ServerConnection(self),
+                sock=listener,
+                backlog=backlog,
+                ssl=context,
+                ssl_handshake_timeout=self._limits.hello_s if context is not None else None,
+            )
+            # asyncio has shortened the kernel's queue to the number that it takes from it at a time.
+            listener.listen(BACKLOG)
+            self._servers.append(server)
         self._tick()
 
     async def stop(self) -> None:
@@ -98,9 +100,9 @@ class Service:
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
         for connection in list(self._connections.values()):
             connection.transport.close()
         if self._state is not None:
@@ -176,7 +178,7 @@ class Service:
             self._plan()  # whatever happened: the clock of all runs goes on
 
     def _plan(self) -> None:
-        if self._server is None:
+        if not self._servers:
             return
         due = self.coordinator.wake_at(time.monotonic())
         if self._timer is not None:
@@ -226,4 +228,5 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self.kept_back = b""
         if self.transport.get_write_buffer_size() > limit:
             log.warning("hung up on %s: it does not read what it is sent", self.peer)
+            self._service.coordinator.messages["callers turned away"] += 1
             self.transport.abort()

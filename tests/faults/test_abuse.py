@@ -1,0 +1,130 @@
+"""Whatever callers do to `rallypoint serve`: it is refused and counted, costs little, and holds no world up (rules 15, 16)."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rallypoint import protocol
+from rallypoint.client.admin_client import AdminClient
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.messages.notices import Placed
+from rallypoint.messages.requests import Joined
+from rallypoint.messages.types import Bounds, Node
+from tests.faults.abuse_program import ABUSES
+from tests.support.protocol_client import ProtocolClient
+
+NODES = 8
+MOST_MB = 100
+UNHURRIED_S = 0.5
+NOT_REFUSED = {"half a frame", "slow loris", "silent", "joins and leaves", "lies"}
+"""What a server cannot tell from a slow or a mistaken caller; connections that say nothing are hung up on after 10 s."""
+FEW_FILES = {"beyond the limit": 256}
+"""How many files the server may open, where that is what is abused."""
+
+_runs = count(1)
+
+
+@dataclass
+class Served:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    port: int
+
+    def form(self) -> float:
+        """Seconds until a world of a run of its own has formed, from the first connection on."""
+        run, began = f"world-{next(_runs)}", time.monotonic()
+        with ExitStack() as stack:
+            wires = [stack.enter_context(self._joined(run, f"n{number}")) for number in range(NODES)]
+            assert sorted(wire.expect(Placed).rank for wire in wires) == list(range(NODES))
+            return time.monotonic() - began
+
+    def _joined(self, run: str, node_id: str) -> ProtocolClient:
+        """A node that the server has taken in; one that finds no room is told so, and comes again."""
+        while True:
+            wire = ProtocolClient("127.0.0.1", self.port)
+            hello = protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION, run, node_id, 1))
+            node = Node(id=node_id, name=node_id, address="127.0.0.1", store="127.0.0.1:1")
+            with suppress(ConnectionError, EOFError):
+                wire.socket.sendall(hello + protocol.frame(Joined(node, Bounds(NODES, NODES))))
+                if not isinstance(greeting := wire.next(), protocol.Goodbye):
+                    return wire
+                assert not greeting.final, greeting
+            wire.socket.close()
+
+    def turned_away(self) -> int:
+        """How many callers it has counted, as `rallypoint status` shows them."""
+        with self._joined("counted", "n"):
+            while True:
+                with suppress(RendezvousConnectionError), AdminClient("127.0.0.1", self.port, 20.0) as admin:
+                    return admin.status("counted").messages.get("callers turned away", 0)
+
+    def most_mb(self) -> float:
+        """The most memory that it has had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+@contextmanager
+def served(folder: Path, open_files: int | None) -> Iterator[Served]:
+    log, limit = folder / "log", resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    allowed, serve = (
+        min(open_files or limit, limit),
+        [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"],
+    )
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            ["prlimit", f"--nofile={allowed}:{allowed}", *serve],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            yield Served(process, log, int(process.stdout.readline().rpartition(":")[2]))
+            assert process.poll() is None, "it lives on"
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def abused(server: Served, kind: str) -> Iterator[int]:
+    """Somebody does his worst in a process of his own, and goes on; how often he had done it when this began."""
+    command = [sys.executable, "-m", "tests.faults.abuse_program", kind, str(server.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as abuser:
+        try:
+            assert abuser.stdout is not None
+            yield int(abuser.stdout.readline())
+        finally:
+            abuser.kill()
+
+
+@pytest.mark.parametrize("kind", ABUSES)
+def test_abuse_is_refused_and_counted_and_holds_no_world_up(kind: str, tmp_path: Path) -> None:
+    with served(tmp_path, FEW_FILES.get(kind)) as server:
+        quiet_s = statistics.median(server.form() for _ in range(5))
+        assert server.turned_away() == 0
+        with abused(server, kind) as times:
+            formed_s = statistics.median(server.form() for _ in range(5))
+            counted, most_mb = server.turned_away(), server.most_mb()
+        print(f"{kind}: {times} times; {quiet_s:.3f} s -> {formed_s:.3f} s, {most_mb:.0f} MB, {counted} turned away")
+        assert formed_s < max(2 * quiet_s, UNHURRIED_S)
+        assert most_mb < MOST_MB
+        assert counted > 0 or kind in NOT_REFUSED
+        log = server.log.read_text(encoding="utf-8")
+        assert "Traceback" not in log
+        assert "\x1b" not in log
+        assert all(line[:2] == "20" for line in log.splitlines()), "nobody else writes a line of the log"
