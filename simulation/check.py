@@ -54,6 +54,10 @@ def _the_phase_fits(run: Run) -> Iterator[str]:
         yield "nodes are here, but the run has no incarnation"
     if run.returned and run.world is None:
         yield "nodes came back, but there was no world"
+    if run.phase is Phase.GATHERING and run.ending_started:
+        left_over = len(run.active) + len(run.returned)
+        if not left_over or left_over + len(run.queue) + len(run.spares) < run.bounds.min:
+            yield f"some have finished, {left_over} are left, and they wait for more (rule 8)"
 
 
 def _the_world_is_whole(run: Run) -> Iterator[str]:

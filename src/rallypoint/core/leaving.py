@@ -55,13 +55,15 @@ def finish(run: Run, node_id: str, now: float) -> Step:
     told_of = Step(run, (), told, Durability.FINISH)
     if not done.active and not done.returned and run.phase is Phase.SEALED:
         return close(done, Ending.SUCCEEDED, "all members have finished", now).after(told_of)
-    return close_if_too_few(done, now).after(told_of)
+    return Step(done).after(told_of)
 
 
 def close_if_too_few(run: Run, now: float) -> Step:
-    """Once some have finished there are no replacements: too few survivors end the run (rule 8)."""
-    left_over = len(run.active) + len(run.returned)
-    if run.phase is not Phase.GATHERING or not run.ending_started or left_over >= run.bounds.min:
+    """Once some have finished, the rest of a broken world go on only if they are enough with those who wait (rule 8)."""
+    if run.phase is not Phase.GATHERING or not run.ending_started:
+        return Step(run)
+    left_over, here = len(run.active) + len(run.returned), len(run.queue) + len(run.spares)
+    if left_over and left_over + here >= run.bounds.min:
         return Step(run)
     why = f"{len(run.finished)} finished, and of the rest {left_over} are left where {run.bounds.min} are needed"
     return close(run, Ending.FAILED, why, now)
@@ -78,9 +80,8 @@ def _go(run: Run, node_id: str, told: str, now: float, *, crashed: bool) -> Step
     if crashed and was_member:
         gone = charge(gone, _name(run, node_id), now)
     if was_member and run.phase is Phase.SEALED:
-        broken = break_world(gone, told, now)
-        return close_if_too_few(broken.run, now).after(broken)
-    return close_if_too_few(gone, now).after(Step(run, (), told))
+        return break_world(gone, told, now)
+    return Step(gone, (), told)
 
 
 def _name(run: Run, node_id: str) -> str:

@@ -195,7 +195,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ending_started(self) -> bool:
-        """Whether a member has finished: from then on newcomers are not admitted (rule 8)."""
+        """Whether a member has finished: from then on newcomers are not admitted to a whole world (rule 8)."""
         return bool(self.finished)
 
     @property

@@ -28,14 +28,16 @@ def turnout(run: Run, now: float) -> tuple[int, int, int]:
 
     While live members of the broken world are awaited their places are kept, so that a newcomer that happens to be
     quicker than a worker's clean-up does not displace a member.  Spares fill a gap that a lost member left, and in a
-    first round only what is missing to min.  Once a member has finished, no newcomer is admitted (rule 8).
+    first round only what is missing to min.  Once a member has finished, newcomers too make up no more than that (rule 8).
     """
     bounds, back = run.bounds, len(run.returned)
     awaited = len(run.active) if run.regroup_ends is not None and now < run.regroup_ends else 0
+    most, wanted = bounds.max, bounds.min
     if run.ending_started:
-        return back, 0, awaited
-    present = back + min(len(run.queue), max(bounds.max - back - awaited, 0))
-    wanted = min(run.world.size, bounds.max) if run.world is not None and run.regrouping else bounds.min
+        most = bounds.min
+    elif run.world is not None and run.regrouping:
+        wanted = min(run.world.size, bounds.max)
+    present = back + min(len(run.queue), max(most - back - awaited, 0))
     return present, min(len(run.spares), max(wanted - present - awaited, 0)), awaited
 
 

@@ -199,8 +199,8 @@ def _settle(run: Run, now: float, mint: str, policies: Policies) -> Step:
     settled = Step(run)
     if run.phase is Phase.RECOVERING and recovery.complete(run, now):
         settled = recovery.conclude(run, now, mint)
-        settled = leaving.close_if_too_few(settled.run, now).after(settled)
     settled = _release(settled.run, now).after(settled)
+    settled = leaving.close_if_too_few(settled.run, now).after(settled)
     if settled.run.phase is Phase.GATHERING:
         settled = _gather(settled.run, now, mint, policies).after(settled)
     if settled.run.phase is Phase.SEALED:
