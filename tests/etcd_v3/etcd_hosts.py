@@ -125,8 +125,9 @@ class EtcdHosts:
         first: int | None = None,
         **options: Any,
     ) -> EtcdNode:
-        """A node on a host that joins a run; the first member in its list is `first`, or that of its own host."""
+        """A node on a host that joins a run; it talks to the member `first`, or to that of its own host, while that answers."""
         node = processes.node(name or f"n{number}", before=self.hosts[number])
+        node.ask("begin_with_the_first", "begins with the first")
         near = self.near(number if first is None else first)
         node.join(near, nodes, run, **{"last_call_timeout": 0.0 if nodes == "3:4" else 30.0, **options})
         return node

@@ -30,7 +30,7 @@ def launch() -> Iterator[Launch]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**clean, **environment},
+            env={**clean, "PYTHONFAULTHANDLER": "1", **environment},
             preexec_fn=heed_signals,  # noqa: PLW1509  # the test has no other thread
         )
         started.append(process)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -30,9 +32,19 @@ def step(tasks: int, nodes: int) -> list[dict[str, str]]:
 
 
 def output_of(launchers: list[subprocess.Popen[str]]) -> tuple[list[str], list[str]]:
-    told = [launcher.communicate(timeout=PATIENCE_S) for launcher in launchers]
+    hung = threading.Timer(PATIENCE_S, abort, (launchers,))
+    hung.start()
+    told = [launcher.communicate() for launcher in launchers]
+    hung.cancel()
     assert [launcher.returncode for launcher in launchers] == [0] * len(launchers), told
     return [out.partition("] ")[2].strip() for out, _ in told], [err for _, err in told]
+
+
+def abort(launchers: list[subprocess.Popen[str]]) -> None:
+    """End those that hang; each tells where its threads stood."""
+    for launcher in launchers:
+        if launcher.poll() is None:
+            launcher.send_signal(signal.SIGABRT)
 
 
 def test_srun_with_a_task_for_every_node_needs_no_options(launch: Launch) -> None:

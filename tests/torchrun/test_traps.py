@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli_processes import answer_json
 from tests.support.node_processes import Node, Processes
+from tests.support.waiting import until
 from tests.torchrun.agents import WORKER
 from tests.torchrun.job import Job
 
@@ -32,6 +34,12 @@ def bare(job: Job) -> Iterator[Node]:
 def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:
     given = {**job.backend.options, **options}
     bare.join(job.backend.address, nnodes, job.run_id, **given)
+
+
+def standings(job: Job) -> list[str]:
+    """Where the nodes of the job stand, as its server says."""
+    status = answer_json("status", job.run_id, "--endpoint", job.backend.address)
+    return [node["standing"] for node in status["nodes"]]
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -106,6 +114,7 @@ def test_a_newcomer_does_not_disturb_those_who_are_finishing(job: Job) -> None:
     busy = job.agent("busy", "2:3", script=job.works(), options=options)
     done.expect("done", world_size=2)
     pid = busy.expect("started", world_size=2)["pid"]
+    until(lambda: "finished" in standings(job), "one has finished, as the server knows")
     late = job.agent("late", "2:3", script=(WORKER,), options=options)
     late.says("the run is ending, 1 node finished: nobody new is admitted")
     job.finish(busy)
