@@ -36,7 +36,7 @@ class CommandedEtcdNode(LivingNode):
 
     def begin_with_the_first(self) -> None:
         """Talk to the first member of the list while it answers; otherwise a client begins with any of them."""
-        etcd_v3_client.EtcdClient = partial(EtcdClient, spread=False)  # type: ignore[misc, assignment]
+        etcd_v3_client.EtcdClient = partial(EtcdClient, spread=False)  # type: ignore[attr-defined, assignment]
         say("begins with the first")
 
     def join_and_stay(self, **arguments: Any) -> None:
