@@ -32,6 +32,10 @@ _NETWORK = re.compile(
 )
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*)(?:Error|Exception|Exit|Interrupt|Warning|Failure|Fault)\b.*")
 _PLACE = re.compile(r'^ *File "([^"]+)", line (\d+)')
+_CRASH_DUMP = re.compile(
+    r'Fatal Python error: Aborted|(Current t|T)hread 0x|File "|<(no Python|truncated|invalid) |Extension modules: |\.\.\.$'
+)
+"""Lines in which Python shows the stacks of a process that crashes: what the program itself said stands before them."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _BY_ITSELF = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -80,7 +84,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.out_of_memory or self.signal in _BY_ITSELF:
             return False
         return bool(
-            _NETWORK.search(summary_of(self.tail)) or (self.signal and _NETWORK.search("\n".join(self.tail[-15:])))
+            _NETWORK.search(summary_of(self.tail))
+            or (self.signal and _NETWORK.search("\n".join(_said(self.tail)[-15:])))
         )
 
     @property
@@ -134,11 +139,17 @@ def judge(failures: Iterable[Failure], lost: Sequence[str] = ()) -> Verdict:
 
 def summary_of(tail: Sequence[str]) -> str:
     """The line that says what went wrong: the last exception, or else the last line with anything in it."""
-    lines = [line.strip() for line in tail if line.strip()]
+    lines = _said(tail)
     for line in reversed(lines):
         if _EXCEPTION.match(line):
             return line[:500]
     return lines[-1][:500] if lines else ""
+
+
+def _said(tail: Sequence[str]) -> list[str]:
+    """The lines of the program itself."""
+    lines = (line.strip() for line in tail)
+    return [line for line in lines if line and not _CRASH_DUMP.match(line)]
 
 
 def shortened(failure: Failure, limit: int = LARGEST) -> Failure:

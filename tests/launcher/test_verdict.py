@@ -18,6 +18,20 @@ RESET = (
 BUG = ("Traceback (most recent call last):", '  File "train.py", line 7, in <module>', "ValueError: loss is nan")
 
 
+STACKS = (
+    "Fatal Python error: Aborted",
+    "",
+    "Current thread 0x00007fee097ff6c0 (most recent call first):",
+    *(f'  File "threading.py", line {line} in run' for line in range(982, 1002)),
+    "",
+    "Thread 0x00007fee0ae14b80 (most recent call first):",
+    "  <no Python frame>",
+    "  ...",
+    "",
+    "Extension modules: numpy._core._multiarray_umath, msgspec._core (total: 2)",
+)
+
+
 def failed(rank: int, at: float, tail: tuple[str, ...] = (), **more: object) -> Failure:
     return Failure(rank, f"n{rank}", more.pop("exit_code", 1), at=at, tail=tail, **more)  # type: ignore[arg-type]
 
@@ -81,6 +95,16 @@ def test_the_line_that_counts_is_the_last_exception() -> None:
     assert summary_of([*BUG, "", "[W] some warning of a library"]) == "ValueError: loss is nan"
     assert summary_of(["one", "two", ""]) == "two"
     assert summary_of([]) == ""
+
+
+def test_the_stacks_of_a_crash_do_not_hide_what_the_program_said() -> None:
+    said = "[E ProcessGroupNCCL.cpp:616] watchdog: Connection closed by peer [127.0.0.1]"
+    aborted = failed(1, 1.0, (said, *STACKS), exit_code=None, signal=signal.SIGABRT)
+    assert aborted.why == f"was ended by SIGABRT: {said}"
+    assert judge([aborted, failed(3, 2.0, BUG)]).followed == (1,)
+    bare = failed(1, 1.0, STACKS, exit_code=None, signal=signal.SIGABRT)
+    assert bare.why == "was ended by SIGABRT"
+    assert judge([bare, failed(3, 2.0, RESET)]).followed == (3,)
 
 
 def test_a_report_has_at_most_16_kb_and_keeps_the_last_lines() -> None:
