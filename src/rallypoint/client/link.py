@@ -376,15 +376,17 @@ class Link:
         """Give the node an address, and a place for the store that it may come to serve, before it joins."""
         if self.view.state in (State.FINISHED, State.CLOSED) or (self.view.state is State.HOLDS and not joining):
             return
-        local = host_of(transport.get_extra_info("sockname"))
-        if self._target is not None:
-            local = as_seen_by_others(local, self._target.hosts[-1])
         try:
-            node = self._prepare(self.view.node, lambda: local)
+            node = self._prepare(self.view.node, lambda: self._own_address(transport))
         except RendezvousError as exc:
             self._refuse(str(exc))
             return
         self.session.view = msgspec.structs.replace(self.view, node=node)
+
+    def _own_address(self, transport: asyncio.Transport) -> str:
+        """The address by which this machine reaches the server."""
+        local = host_of(transport.get_extra_info("sockname"))
+        return as_seen_by_others(local, self._target.hosts[-1]) if self._target is not None else local
 
     def _send(self, data: bytes) -> None:
         if data and self._transport is not None:

@@ -419,8 +419,6 @@ class Member:
             self._release_store()
             listener = self._offer.take() if self._offer is not None and placed.rank == 0 else None
             self._store = self._make_store(placed, listener)
-            if self._offer is not None:
-                self._offer.withdraw()
 
     def _release_store(self) -> None:
         if self._store is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint import forks
 from rallypoint.client.addresses import on_our_link
 from rallypoint.errors import RendezvousError
 from rallypoint.forks import OpenedIn
@@ -78,13 +79,14 @@ def cannot_listen(address: str, problem: StoreError) -> RendezvousError:
 
 
 class StoreOffer:
-    """A bound port that a node would serve the round's store on, if it became rank 0."""
+    """A bound port that a node would serve a round's store on, if it became rank 0; it stands until that happens."""
 
     def __init__(self, address: str, *, has_secret: bool = True) -> None:
         self.address = address
         self.secret = secrets.token_hex(16) if has_secret else ""
         self._listener: socket.socket | None = listen(address)
         self.endpoint = written(address, self._listener.getsockname()[1])
+        forks.release_in_children(self)
 
     @property
     def is_open(self) -> bool:
@@ -101,6 +103,10 @@ class StoreOffer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+    def forked(self) -> None:
+        """In a forked child: a copy of the socket would take connections in when the parent has died."""
+        self.withdraw()
 
 
 class RoundStore(PrefixStore):

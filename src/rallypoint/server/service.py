@@ -23,7 +23,7 @@ from rallypoint.tls import TlsContext
 
 log = logging.getLogger("rallypoint.server")
 
-KEPT_BACK_S = 0.02
+KEPT_BACK_S = 0.05
 """How long the reason for a wait is kept back: in most rounds a place follows at once, and both go in one piece."""
 
 RESERVE = 128
