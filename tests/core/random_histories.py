@@ -16,11 +16,12 @@ from rallypoint import record
 from rallypoint.client import view as views
 from rallypoint.client.view import State, View
 from rallypoint.core import recovery, transition
-from rallypoint.core.changes import Step, spell_out
+from rallypoint.core.changes import Step
 from rallypoint.core.events import Event, Lost, TimePassed
 from rallypoint.core.model import Run
 from rallypoint.messages.requests import CloseAsked, NodeMessage
 from rallypoint.messages.types import Bounds, Ending, Node, OnGiveUp, Reason, Role, Settings
+from rallypoint.server.run_state import spell_out
 
 NODES = 5
 VERBS = (

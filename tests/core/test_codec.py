@@ -16,13 +16,14 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from rallypoint import protocol, record
-from rallypoint.core.changes import Notice, spell_out
+from rallypoint.core.changes import Notice
 from rallypoint.core.events import Lost
 from rallypoint.core.model import EndedIncarnation, Phase
 from rallypoint.errors import RendezvousStateError
 from rallypoint.messages.notices import NodeNotice, Placed
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, NodeMessage, Standing
 from rallypoint.messages.types import Bounds, Ending, Reason, RecordedWorld, Settings, rank_bitmap
+from rallypoint.server.run_state import spell_out
 from tests.core.random_histories import History, histories
 from tests.support.run_driver import member
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from rallypoint import protocol
-from rallypoint.core.changes import spell_out
 from rallypoint.core.model import Phase
 from rallypoint.messages.notices import Fenced, Refused, RunClosed
 from rallypoint.messages.requests import Seat, Standing
 from rallypoint.messages.types import Ending, Reason, Role, Settings
+from rallypoint.server.run_state import spell_out
 from tests.core.test_recovery import HOLD_S, claim, restarted
 from tests.support.run_driver import RunDriver
 

@@ -6,7 +6,6 @@ import pytest
 
 from rallypoint import wording
 from rallypoint.core import evictions, explain, transition
-from rallypoint.core.changes import spell_out
 from rallypoint.core.events import Evicted, EvictionLifted
 from rallypoint.core.model import Phase, Run, find_node, kept_out
 from rallypoint.messages.notices import Fenced, KeepWaiting, Placed, RunClosed
@@ -14,7 +13,7 @@ from rallypoint.messages.requests import Standing
 from rallypoint.messages.types import Ending, Node, Reason, Role
 from rallypoint.server import liveness, run_state
 from rallypoint.server.liveness import Liveness
-from rallypoint.server.run_state import RunState
+from rallypoint.server.run_state import RunState, spell_out
 from tests.support.run_driver import RunDriver, member, sealed
 
 

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rallypoint.core import transition
-from rallypoint.core.changes import Step, spell_out
+from rallypoint.core.changes import Step
 from rallypoint.core.events import Event, Lost, TimePassed
 from rallypoint.core.model import Phase, Run, World
 from rallypoint.messages.notices import NodeNotice
 from rallypoint.messages.requests import Announced, CloseAsked, Joined, Left, Seat, Standing
 from rallypoint.messages.types import Bounds, Node, Reason, Settings
 from rallypoint.ranking import POLICIES, RankPolicy
+from rallypoint.server.run_state import spell_out
 from simulation.check import complaints
 
 S = TypeVar("S")

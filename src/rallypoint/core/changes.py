@@ -6,8 +6,6 @@ A change that nodes hear of is a `Step`: the new run, the notices to send, and t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -26,12 +24,6 @@ class Notice(msgspec.Struct, frozen=True):
 
     to: str | tuple[SortedMap[str, Any], ...]
     what: NodeNotice
-
-
-def spell_out(notice: Notice) -> Iterator[tuple[str, NodeNotice]]:
-    """Each recipient of a notice with what it is told."""
-    ids = (notice.to,) if isinstance(notice.to, str) else chain.from_iterable(notice.to)
-    return ((node_id, notice.what) for node_id in ids)
 
 
 class Durability(enum.IntEnum):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import msgspec
 
 from rallypoint.core import recovery, transition
-from rallypoint.core.changes import Durability, Step, change, close, spell_out
+from rallypoint.core.changes import Durability, Notice, Step, change, close
 from rallypoint.core.events import Event, Evicted, Lost
 from rallypoint.core.model import Phase, Run
 from rallypoint.messages.notices import NodeNotice
@@ -111,6 +112,12 @@ def is_idle(state: RunState) -> bool:
     """Whether nothing would be lost by forgetting the run: no node is in it, and none is kept out of it."""
     run = state.run
     return run.phase is Phase.GATHERING and not run.live and run.evictions_end is None and not state.life.signs
+
+
+def spell_out(notice: Notice) -> Iterator[tuple[str, NodeNotice]]:
+    """Each recipient of a notice with what it is told."""
+    ids = (notice.to,) if isinstance(notice.to, str) else chain.from_iterable(notice.to)
+    return ((node_id, notice.what) for node_id in ids)
 
 
 def _output(life: Liveness, step: Step, losses: tuple[Lost, ...] = ()) -> Output:
