@@ -43,6 +43,16 @@ def test_the_page_on_the_architecture_names_what_there_is() -> None:
     assert len(named) > 20, "the names are written in another way now"
 
 
+def test_the_picture_of_the_layers_is_the_one_that_is_checked() -> None:
+    """Row by row; what is not written yet stands in parentheses in the settings, and not in the picture."""
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition('id = "layers"')[2]
+    checked = re.findall(r'"(.+)",', settings.partition("layers = [")[2].partition("]")[0])
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## The layers")[2]
+    drawn = [re.split(r" {2,}", row.strip())[0] for row in page.split("```")[1].strip("\n").splitlines()]
+    written = [re.sub(r" \| \(\w+\)|\(\w+\) \| ", "", row) for row in checked if row != "__main__"]
+    assert drawn == written
+
+
 def test_the_glossary_says_where_each_word_lives() -> None:
     rows = re.findall(
         r"^\| ([a-z ]+) \| .* \| `([\w/.]+)` \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
