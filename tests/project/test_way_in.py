@@ -94,6 +94,7 @@ def test_every_path_in_the_guides_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     paths = re.findall(r"`((?:src|tests|simulation|docs)/[\w./-]+)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert re.findall(r"`\w+\.py`", text) == [], "a file is named with its folder, so that this test finds it"
 
 
 def test_the_index_leads_to_every_document() -> None:
