@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from rallypoint.cli.exit_codes import ExitCode
-from rallypoint.client.admin_client import PATIENCE_S
+from rallypoint.client.admin_client import ANSWER_TIMEOUT_S
 from tests.support.cli_processes import (
     LIMIT_S,
     Process,
@@ -278,7 +278,7 @@ def test_an_http_server_is_named_at_once() -> None:
         sentence = refused("runs", "--endpoint", place, code=ExitCode.UNREACHABLE)
         took_s = time.monotonic() - began
     assert sentence == f"no rallypoint server is at {place}: an HTTP server is there; use another port"
-    assert took_s < starting_s + PATIENCE_S, "it does not wait for an answer that cannot come"
+    assert took_s < starting_s + ANSWER_TIMEOUT_S, "it does not wait for an answer that cannot come"
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:

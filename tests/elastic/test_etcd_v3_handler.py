@@ -117,7 +117,7 @@ def test_a_password_in_the_endpoint_is_refused_and_not_repeated() -> None:
 def test_heartbeats_are_those_of_the_backend_rallypoint(config: dict[str, object], timeout_s: float) -> None:
     member, _ = ETCD_V3.open(DEAD, fresh_run(), 1, 1, None, config)
     assert member.view.settings.heartbeat_timeout_s == timeout_s
-    member.leave(Reason.WITHDREW, patience_s=0.0)
+    member.leave(Reason.WITHDREW, timeout_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_the_backend_is_one_for_all_ways_to_take_part() -> None:
     member, join_timeout_s = ETCD_V3.open(DEAD, fresh_run(), 1, 1, None, {"join_timeout": 7})
     assert join_timeout_s == 7
     assert member.run_id.startswith("run-")
-    member.leave(Reason.WITHDREW, patience_s=0.0)
+    member.leave(Reason.WITHDREW, timeout_s=0.0)
 
 
 def test_handlers_of_one_process_that_may_not_do_the_same_do_not_share_an_election() -> None:

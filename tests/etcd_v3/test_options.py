@@ -55,7 +55,7 @@ def meet(*handlers: RendezvousHandler) -> list[int]:
 def give_up(handler: RendezvousHandler) -> None:
     """Leave as torchrun's plug-in does when the workers have failed for good."""
     assert isinstance(handler, MemberHandler)
-    handler._member.leave(Reason.GAVE_UP, "its workers failed", patience_s=20.0)
+    handler._member.leave(Reason.GAVE_UP, "its workers failed", timeout_s=20.0)
 
 
 @pytest.mark.parametrize(("config", "granted_s"), [({}, 5), ({"lease_ttl": 17}, 17)])

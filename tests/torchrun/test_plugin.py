@@ -108,8 +108,8 @@ class Recorded:
     def __init__(self) -> None:
         self.left: list[tuple[Reason, str]] = []
 
-    def leave(self, reason: Reason, why: str, *, patience_s: float | None) -> bool:
-        assert patience_s is None
+    def leave(self, reason: Reason, why: str, *, timeout_s: float | None) -> bool:
+        assert timeout_s is None
         self.left.append((reason, why))
         return True
 

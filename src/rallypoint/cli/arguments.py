@@ -166,7 +166,7 @@ def connect(args: argparse.Namespace) -> AdminClient | RegisterAdminClient:
 
 def _connect_to_register(url: str, config: dict[str, str]) -> RegisterAdminClient:
     from rallypoint.backends.endpoints import records_at, scheme_of
-    from rallypoint.client.admin_client import PATIENCE_S
+    from rallypoint.client.admin_client import ANSWER_TIMEOUT_S
     from rallypoint.location.register_admin import RegisterAdminClient
 
     scheme = scheme_of(url)
@@ -176,7 +176,7 @@ def _connect_to_register(url: str, config: dict[str, str]) -> RegisterAdminClien
             known = f"only {', '.join(map(_as_flag, taken))}" if taken else "none of these options"
             raise UsageError(f"{_as_flag(name)} is for etcd://, and {scheme}:// takes {known}: leave it out")
     try:
-        return RegisterAdminClient(records_at(url, config, PATIENCE_S))
+        return RegisterAdminClient(records_at(url, config, ANSWER_TIMEOUT_S))
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
 

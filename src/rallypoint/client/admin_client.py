@@ -16,7 +16,7 @@ from rallypoint.net import written
 from rallypoint.tls import NO_TLS, TlsFiles
 from rallypoint.tokens import AccessRole, Side, Token, nonce, token_of
 
-PATIENCE_S = 3.0
+ANSWER_TIMEOUT_S = 3.0
 FRAME_LIMIT = 1024 * 1024
 """A page of nodes with long names is larger than anything that a node is sent."""
 UNANSWERED = "unanswered"
@@ -37,7 +37,7 @@ class NotDoneError(RendezvousError):
 
 
 class AdminClient:
-    """A connection that belongs to no node.  Each answer may take `patience_s`, connecting as long or `connect_s`.
+    """A connection that belongs to no node.  Each answer may take `timeout_s`, connecting as long or `connect_s`.
 
     `secret` is that of the claim of an elected server, from its register, and its token (rule 17j); a server at a fixed address
     may want a `token` and `tls`.
@@ -47,7 +47,7 @@ class AdminClient:
         self,
         host: str,
         port: int,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = ANSWER_TIMEOUT_S,
         secret: str = "",
         *,
         connect_s: float | None = None,
@@ -55,7 +55,7 @@ class AdminClient:
         tls: TlsFiles = NO_TLS,
     ) -> None:
         self.where = written(host, port)
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._secret, self._token, self._tls = secret, token or token_of(secret), tls
         role = AccessRole.ADMIN if token is None or not token.run_id else token.role
         run_id = token.run_id if token is not None else ""
@@ -67,7 +67,7 @@ class AdminClient:
         self._reader = protocol.Reader(FRAME_LIMIT)
         self._heard: deque[protocol.FromServer] = deque()
         self._asked = 0
-        self._socket = self._connect(host, port, patience_s if connect_s is None else connect_s)
+        self._socket = self._connect(host, port, timeout_s if connect_s is None else connect_s)
         try:
             self._say(protocol.MAGIC + protocol.frame(self._hello))
             # Nothing is asked before the welcome: what arrives after a goodbye would make the kernel discard it.
@@ -172,7 +172,7 @@ class AdminClient:
 
     def _hear(self, *kinds: type[protocol.FromServer]) -> protocol.FromServer:
         """The next message of these kinds; a goodbye and whatever else goes wrong is an error."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._timeout_s
         while True:
             while not self._heard:
                 self._receive(deadline)
@@ -214,7 +214,7 @@ class AdminClient:
 
     def _failure(self, problem: OSError | None = None) -> RendezvousConnectionError:
         """What to say of a connection that ended, or that is silent."""
-        server, for_s = f"the server at {self.where}", f"{self._patience_s:.2g} s"
+        server, for_s = f"the server at {self.where}", f"{self._timeout_s:.2g} s"
         if self._is_welcome and isinstance(problem, TimeoutError):
             hangs = "it may hang, or wait for what it has decided to be recorded"
             return RendezvousConnectionError(f"{server} did not answer within {for_s}: {hangs}")

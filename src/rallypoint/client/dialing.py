@@ -101,8 +101,8 @@ async def _connect_to_any(found: list[Found], small: bool) -> socket.socket:
         while to_try or attempts:
             if to_try:
                 attempts.add(asyncio.ensure_future(_connect(to_try.pop(0), small)))
-            patience_s = HEAD_START_S if to_try else None
-            done, attempts = await asyncio.wait(attempts, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            head_start_s = HEAD_START_S if to_try else None
+            done, attempts = await asyncio.wait(attempts, timeout=head_start_s, return_when=asyncio.FIRST_COMPLETED)
             connected = [attempt.result() for attempt in done if attempt.exception() is None]
             for superfluous in connected[1:]:
                 superfluous.close()

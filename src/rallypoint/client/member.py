@@ -226,9 +226,9 @@ class Member:
             self._finished = True
             self.link.leave(Reason.FINISHED)
 
-    def leave(self, reason: Reason, why: str = "", *, patience_s: float | None = None) -> bool:
+    def leave(self, reason: Reason, why: str = "", *, timeout_s: float | None = None) -> bool:
         """Leave for good, and stay for as long as others depend on this process; whether all of them have gone."""
-        return self._leave(reason, why, time.monotonic() + (self.close_s if patience_s is None else patience_s))
+        return self._leave(reason, why, time.monotonic() + (self.close_s if timeout_s is None else timeout_s))
 
     def withdraw(self, why: str, deadline: float | None = None) -> None:
         """Leave at once, as after an interrupt: say so, and stay for nobody."""

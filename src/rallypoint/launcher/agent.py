@@ -335,9 +335,9 @@ class Agent:
 
         def leave() -> None:
             # One that has finished serves the store and the server to the others for as long as they work.
-            patience_s = FINISHED_S if done.reason is Reason.FINISHED else None
+            timeout_s = FINISHED_S if done.reason is Reason.FINISHED else None
             with suppress(RendezvousError), reported(member, StatusReporter(self._output)):
-                member.leave(done.reason, done.why, patience_s=patience_s)
+                member.leave(done.reason, done.why, timeout_s=timeout_s)
             self._events.put(Left())
 
         threading.Thread(target=leave, name="rallypoint-leave", daemon=True).start()

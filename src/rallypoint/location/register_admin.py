@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
-from rallypoint.client.admin_client import PATIENCE_S, UNANSWERED, AdminClient, NotDoneError
+from rallypoint.client.admin_client import ANSWER_TIMEOUT_S, UNANSWERED, AdminClient, NotDoneError
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.location import record_report
 from rallypoint.protocol import CLOSED, PAGE_SIZE, UNKNOWN_RUN, Runs, Status
@@ -64,7 +64,7 @@ class RegisterAdminClient:
 
     def status(self, run_id: str) -> Status:
         """Where a run stands."""
-        return self._status(run_id, PATIENCE_S)
+        return self._status(run_id, ANSWER_TIMEOUT_S)
 
     def close_run(self, run_id: str, why: str = "") -> None:
         """Close a run for everybody."""
@@ -111,7 +111,7 @@ class RegisterAdminClient:
                 ) from exc
 
         try:
-            return self._ask(run_id, ask_once, PATIENCE_S)
+            return self._ask(run_id, ask_once, ANSWER_TIMEOUT_S)
         except _NoServerError as exc:
             closing = exc.record.closing
             advice = (

@@ -95,7 +95,7 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
         exc = sys.exc_info()[1]
         reason, why = _departure(None if exc is self._about else exc)
         in_a_hurry = self._round is not None and self._round.is_superseded
-        return self._member.leave(reason, why, patience_s=HURRY.total_seconds() if in_a_hurry else None)
+        return self._member.leave(reason, why, timeout_s=HURRY.total_seconds() if in_a_hurry else None)
 
     def _bootstrap(self, place: AgentRound, store: AgentStore) -> RendezvousStoreInfo:
         if self.use_agent_store:
