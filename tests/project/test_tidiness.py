@@ -53,9 +53,9 @@ PLANTED: list[tuple[Rule, str, str, str, str]] = [
     (
         tidiness.module_is_short,
         "src/rallypoint/a.py",
-        "pass\n" * 501,
-        "501: the module has more than 500 lines; it is two modules",
-        "pass\n" * 500,
+        "pass\n" * 451,
+        "451: the module has more than 450 lines; it is two modules",
+        "pass\n" * 450,
     ),
     (
         tidiness.nobody_reads_the_wall_clock,
@@ -198,6 +198,20 @@ def test_a_planted_offence_is_caught(
 ) -> None:
     assert list(rule(page_of(path, text))) == [f"{path}:{offence}"]
     assert list(rule(page_of(path, fine))) == []
+
+
+def test_no_class_name_of_the_package_means_two_things() -> None:
+    # The core judges whether to seal, and the launchers which worker failed first; the rest are events of a launcher.
+    assert set(tidiness.class_names_used_twice(ROOT)) <= {"Verdict", "Ended", "Joined", "Left"}
+
+
+def test_a_class_name_that_is_used_twice_is_caught(tmp_path: Path) -> None:
+    for path, name in (("a.py", "Noun"), ("b/c.py", "Noun"), ("b/d.py", "Verb")):
+        file = tmp_path / "src" / "rallypoint" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"class {name}: ...\n", encoding="utf-8")
+    found = {"Noun": ["src/rallypoint/a.py", "src/rallypoint/b/c.py"]}
+    assert tidiness.class_names_used_twice(tmp_path) == found
 
 
 def test_a_folder_that_is_no_package_is_caught(tmp_path: Path) -> None:
