@@ -1,6 +1,6 @@
 """The records of runs in a c10d store, over TCP or in a file: read by administrators, and never written.
 
-The store is read by our own code, whoever serves it or made the file, so that no command waits for torch.
+Our own code reads the store, also one that torch serves or a file that torch made, so that no command waits for torch.
 """
 
 from __future__ import annotations

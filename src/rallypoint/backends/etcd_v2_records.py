@@ -1,4 +1,4 @@
-"""The records of runs in etcd by its API v2, for whoever administers them."""
+"""The records of runs in etcd by its API v2, for administrators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of runs in etcd v3, for whoever administers them."""
+"""The records of runs in etcd v3, for administrators."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the r
 NAME = text("node_name", "", "what this node is called; by default its host name")
 
 AUTO, OURS, TORCH, ETCD = "auto", "rallypoint", "torch", "etcd"
-_WHOSE = "whose server a round's store gets: torch's, ours, or torch's under torchrun"
-STORE = choice("store", (AUTO, TORCH, OURS), AUTO, _WHOSE)
-STORE_OR_ETCD = choice("store", (AUTO, TORCH, OURS, ETCD), AUTO, f"{_WHOSE}; etcd keeps it in etcd, with no server")
+_SERVER = "which server this node runs for a round's store, if it has rank 0: torch's, ours, or torch's under torchrun"
+STORE = choice("store", (AUTO, TORCH, OURS), AUTO, _SERVER)
+STORE_OR_ETCD = choice("store", (AUTO, TORCH, OURS, ETCD), AUTO, f"{_SERVER}; etcd: none, the store is in etcd")
 
 CALL_S = 5.0
 """How long one call of a register's medium is tried at most; then what is wrong is said, and it is tried anew."""
@@ -198,7 +198,7 @@ def settings_with(options: OptionValues, *, interval_s: float, timeout_s: float,
         heartbeat_interval_s=interval_s,
         heartbeat_timeout_s=timeout_s,
         outage_grace_s=options[OUTAGE_GRACE],
-        # Who pauses for longer between two attempts than it is waited for is lost with every short outage.
+        # A node that pauses for longer between two attempts than it is waited for is lost with every short outage.
         reconnect_backoff_s=min(Settings().reconnect_backoff_s, timeout_s / 2),
         on_give_up=OnGiveUp(options[ON_GIVE_UP]),
     )

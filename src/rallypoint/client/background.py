@@ -43,7 +43,7 @@ class Background:
         try:
             return future.result(timeout_s)
         except BaseException:
-            future.cancel()  # whoever waits for it was interrupted, or has no more time
+            future.cancel()  # the caller was interrupted, or has no more time
             raise
 
     def check(self) -> None:
