@@ -119,7 +119,7 @@ def line_up(nodes: list[Node]) -> Callable[[], list[Placed]]:
 
 
 def end_process(failure: threading.ExceptHookArgs) -> None:
-    """A node that fails ends its process, so that whoever waits for an answer learns of it at once."""
+    """A node that fails ends its process, so that its caller, which waits for an answer, learns of it at once."""
     print(f"{failure.exc_type.__name__}: {failure.exc_value}", file=sys.stderr, flush=True)
     os._exit(1)
 

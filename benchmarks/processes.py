@@ -138,7 +138,7 @@ def free_port() -> int:
 
 
 def answer(what: Any) -> None:
-    """Say something to whoever started this process."""
+    """Say something to the process that started this one."""
     print(json.dumps(what), flush=True)
 
 

@@ -225,7 +225,7 @@ def test_watch_of_a_run_that_is_not_there(endpoint: str) -> None:
 
 @contextmanager
 def _something_else(treat: Callable[[socket.socket], object]) -> Iterator[str]:
-    """A listener that treats whoever connects in its own way."""
+    """A listener that treats every caller in its own way."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -287,7 +287,7 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
 
 
 def test_something_else_hangs_up() -> None:
-    """As torch's TCPStore does with whoever does not open with its own magic number."""
+    """As torch's TCPStore does with callers that do not open with its own magic number."""
     with _something_else(lambda connection: connection.recv(1)) as endpoint:
         assert refused("runs", "--endpoint", endpoint) == (
             f"{endpoint} closed the connection without a word: it may be something else, such as torch's TCPStore, or a "

@@ -123,7 +123,7 @@ def test_what_happens_is_logged_for_people_and_for_machines(started: Started, tm
     events = tmp_path / "events.jsonl"
     server = started.add(start_cli("serve", "--bind", "127.0.0.1:0", "--log-json", str(events)))
     endpoint = server.expect(r"listening on (\S+)")[1]
-    # A name that would colour the terminal of whoever reads the log.
+    # A name that would colour the terminal on which the log is read.
     node = started.add(start_node(endpoint, "llama", "red\x1b[31m", "1"))
     node.expect('"placed"')
     server.expect(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} run 'llama': ", "stderr")

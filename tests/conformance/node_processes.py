@@ -128,7 +128,7 @@ class NodePool:
     def take(self, names: Sequence[str], flavour: Flavour) -> list[PooledNode]:
         idle = self._idle[flavour]
         chosen = [idle.pop() if idle else self._start(flavour) for _ in names]
-        # Whoever is killed is missed by the next test: others come in time, for torch takes seconds to import.
+        # The next test would miss a process that is killed here: others come in time, for torch takes seconds to import.
         while len(idle) < (RESERVE if "--skew" not in flavour else 0):
             idle.insert(0, self._start(flavour))
         for node, name in zip(chosen, names, strict=True):

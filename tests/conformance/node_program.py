@@ -160,7 +160,7 @@ class CommandedNode:
         if hasattr(handler, "_member"):
             handler._member.stop()
         elif handler is not None:
-            handler.shutdown()  # the older etcd protocol: whoever still waits ends by that
+            handler.shutdown()  # the older etcd protocol: a node that still waits ends by that
 
 
 def reset(nodes: dict[str, CommandedNode]) -> None:

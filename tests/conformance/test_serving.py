@@ -19,7 +19,7 @@ from tests.conformance.node_processes import AT_ONCE_S, BackendDriver, PooledNod
 from tests.support.waiting import PATIENCE_S
 
 QUIET_S = TIMEOUT_S + 0.5
-"""Who would be missed is missed by then."""
+"""A node that would be missed is missed by then."""
 
 
 def _served_world(driver: BackendDriver, nodes: str | int, **given: Any) -> list[PooledNode]:

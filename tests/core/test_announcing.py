@@ -1,4 +1,4 @@
-"""What a run with a memory makes of announcements: fencing, strangers, repairs (rules 9 and 14)."""
+"""What a run with a memory makes of announcements: fencing, nodes of other incarnations, repairs (rules 9 and 14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be true is refused in words, whoever says it, and what is said late does no harm."""
+"""What cannot be true is refused in words, whichever node says it, and what is said late does no harm."""
 
 from __future__ import annotations
 

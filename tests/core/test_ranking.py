@@ -1,4 +1,4 @@
-"""Who gets which rank (rule 5)."""
+"""Which node gets which rank (rule 5)."""
 
 from __future__ import annotations
 

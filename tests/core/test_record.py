@@ -298,7 +298,7 @@ def test_a_server_that_has_no_record_has_no_world_to_write_down_before_it_hears_
 
 
 def test_a_server_that_has_no_record_writes_down_the_highest_world_that_it_heard_of() -> None:
-    """Rule 17c: who has finished in it may be gone when the next server asks."""
+    """Rule 17c: a node that has finished in it may be gone when the next server asks."""
     driver = restarted(2, 3)
     claim(driver, "a", 0, Standing.FINISHED)
     each = written(driver.run)

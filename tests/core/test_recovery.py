@@ -110,7 +110,7 @@ def test_a_last_call_is_cancelled_by_falling_below_min_during_the_hold_too() -> 
 
 
 def test_the_last_call_is_not_that_of_a_founder_who_is_gone_when_the_hold_ends() -> None:
-    """Rule 4: whoever is here founds the run, and its own settings make the last call."""
+    """Rule 4: a node that is here founds the run, and its own settings make the last call."""
     driver = restarted(1, 3, last_call_s=0.0)
     driver.join("a")
     driver.settings = Settings(last_call_s=30.0)

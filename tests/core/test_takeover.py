@@ -384,7 +384,7 @@ def test_a_fresh_spare_that_came_during_the_hold_is_not_told_that_its_run_has_fa
 
 @pytest.mark.parametrize("named", ["", "old", "other"])
 def test_who_waits_during_a_hold_is_told_no_incarnation_but_the_one_that_it_named(named: str) -> None:
-    """Rule 17f: who waits in the incarnation keeps it going, and nobody else does."""
+    """Rule 17f: a node that waits in the incarnation keeps it going, and no other does."""
     driver = took_over()
     driver.take(Announced(member("x"), driver.bounds, Standing.WAITING, incarnation=named))
     assert driver.answer("x", KeepWaiting).incarnation == named
@@ -482,7 +482,7 @@ def test_the_waiters_of_an_incarnation_that_goes_on_are_held_to_its_bounds() -> 
 
 
 def test_who_waited_through_the_hold_is_compared_with_the_members_of_the_world_that_goes_on() -> None:
-    """Rule 2: loopback does not mix with other addresses, whoever was here first."""
+    """Rule 2: loopback does not mix with other addresses, in either order of arrival."""
     driver = took_over(2, 4)
     driver.join("x", address="127.0.0.1")
     for rank, node_id in enumerate("abc"):
@@ -516,7 +516,7 @@ def test_a_world_that_the_record_forgot_is_recovered_from_its_nodes() -> None:
 
 
 def test_a_run_that_did_not_begin_by_a_claim_was_forgotten_by_no_register() -> None:
-    """Rule 9: whoever speaks of a world that the server does not know is out of it."""
+    """Rule 9: a node that speaks of a world that the server does not know is out of it."""
     driver = started(a_record(round=0))
     announces(driver, "a", 0)
     assert "it was given up or left behind" in driver.answer("a", Fenced).why
@@ -524,7 +524,7 @@ def test_a_run_that_did_not_begin_by_a_claim_was_forgotten_by_no_register() -> N
 
 
 def test_nothing_is_sealed_beside_a_world_that_the_record_forgot() -> None:
-    """Rule 17f: who waits keeps its place, and is judged when the hold is over."""
+    """Rule 17f: a node that waits keeps its place, and is judged when the hold is over."""
     driver = started(a_record(round=0, claim=CLAIM))
     driver.take(Joined(member("x"), driver.bounds, incarnation="old"))
     driver.join("s", role=Role.SPARE)

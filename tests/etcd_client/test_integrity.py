@@ -142,7 +142,7 @@ def test_numbered_writes_across_kills_stops_and_compactions() -> None:
 @pytest.mark.parametrize("seed", [11, 12])
 def test_ten_thousand_numbered_writes(version: str, seed: int) -> None:
     with etcd(version, 3) as cluster:
-        # Killed members of etcd 3.5.0 to 3.5.2 lose writes and count other revisions than the others, whoever watches them.
+        # Killed members of etcd 3.5.0 to 3.5.2 lose writes and count other revisions than the others, with any client.
         phases, missed = play(cluster, seed, writes=10_000, a_phase=250, end="stop" if version == "3.5" else "kill")
     assert phases >= 40
     assert missed >= 20

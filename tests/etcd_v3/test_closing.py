@@ -1,4 +1,4 @@
-"""A run is closed (rules 1, 17c, 17h): recorded before it is acknowledged, and told to everybody, whoever serves."""
+"""A run is closed (rules 1, 17c, 17h): recorded before it is acknowledged, and told to everybody, also by a later server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_acknowledged_close_survives_its_server(
 def test_a_close_that_a_stopped_server_does_not_confirm_raises_and_is_delivered_all_the_same(
     processes: EtcdProcesses, cluster: Cluster, run: str, observer: Observer
 ) -> None:
-    """Whoever asked goes on asking, and the next server hears it."""
+    """The node that asked goes on asking, and the next server hears it."""
     nodes = form(processes, cluster.endpoints, run, "a", "b", "c", nodes="2:3", close_timeout=1.0)
     server = observer.server(nodes)
     asker, other = others(nodes, server)

@@ -265,7 +265,7 @@ def test_etcd_is_compacted_before_a_watch_comes_back(
 
 @pytest.mark.parametrize("version", ["3.4", pytest.param("3.5", marks=pytest.mark.soak)])
 def test_tokens_expire(processes: EtcdProcesses, run: str, version: str, tmp_path: Path) -> None:
-    """Whoever asks etcd for something so seldom needs another one each time; nobody is told of that."""
+    """A process that asks etcd so seldom needs another token each time; nobody is told of that."""
     password = tmp_path / "password"
     password.write_text("secret\n", encoding="utf-8")
     user = {"username": "root", "password_file": str(password)}

@@ -226,7 +226,7 @@ def test_the_check_finds_what_is_wrong_in_etcd(complaint: str, records: tuple[Re
 @pytest.mark.parametrize("at_s", [1.0, 5.0 + LATE_S + 0.1], ids=["before", "long after"])
 @pytest.mark.parametrize("what", ["given up", "put out"])
 def test_the_check_takes_a_standstill_at_another_time_for_no_excuse(what: str, at_s: float) -> None:
-    """Who stood still from the second to the fifth second may have been missed then, and a little later."""
+    """A node that stood still from the second to the fifth second may have been missed then, and a little later."""
     stalled = event("stalled", 5.0, seconds=3.0)
     lost = event("lost", at_s, node="b.1")
     a, b = ([*A, lost], B) if what == "given up" else (A, [B[0], over("s1", "FENCED", at_s=at_s), B[2]])

@@ -83,7 +83,7 @@ class WritesProxy:
                     continue
                 far.sendall(data)
                 if is_write and self._ends_with_writes:
-                    # etcd may drop what it was asked by a connection that ends: this one stays, whoever asked is gone.
+                    # etcd may drop what it was asked by a connection that ends: this one stays, though the caller has gone.
                     self._closed.wait()
                     return
 
@@ -94,7 +94,7 @@ class WritesProxy:
                     self._cut_soon = False
                     self.cut()
                     return
-                with suppress(OSError):  # whoever asked may be gone
+                with suppress(OSError):  # the caller may have gone
                     near.sendall(data)
 
     def cut(self) -> None:

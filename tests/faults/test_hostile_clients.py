@@ -136,7 +136,7 @@ def test_five_thousand_connections_that_say_nothing_harm_nobody(
         for _ in range(5000):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 30.0))
         _is_unharmed(server, nodes)
-        # Whoever says who it is gets in, at once and not when the silent ones are given up.
+        # A caller that says who it is gets in, at once and not when the silent ones are given up.
         with ProtocolClient("127.0.0.1", server.port) as wire:
             wire.hello()
         late = processes.node("late")

@@ -1,4 +1,4 @@
-"""The store of a round ends with its round: whoever uses it then is told so, and why, instead of waiting."""
+"""The store of a round ends with its round: a call then fails, and says why, instead of waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that serves dies (rule 14): its ranks are lost at once, whoever serves then; nobody waits out the hold.
+"""The process that serves dies (rule 14): its ranks are lost at once under the next server; nobody waits out the hold.
 
 Nodes are heard for a minute here, so a hold lasts longer than any test waits.
 """

@@ -23,7 +23,7 @@ CODES = {"exception": 1, "exit code": 17, "abort": 134, "segfault": 139, "kill":
 
 
 def mixture(seed: int) -> dict[str, Any]:
-    """Who meets with what, and how the others take it."""
+    """Which launcher meets which fault, and what the others do."""
     chance = random.Random(seed)
     victims = chance.sample(range(RANKS), 2 if chance.random() < 0.2 else 1)
     at_s = chance.uniform(0.0, 0.3)

@@ -1,4 +1,4 @@
-"""Who stands where among all workers of a round."""
+"""Where each worker stands among all workers of a round."""
 
 from __future__ import annotations
 

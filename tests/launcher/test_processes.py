@@ -169,7 +169,7 @@ def test_nothing_is_left_after_a_launcher_was_killed(script: str) -> None:
 
 # A control group of their own ----------------------------------------------------------------------------------------
 
-# It is another process every moment, so whoever looks and kills comes too late; after a while it ends by itself.
+# It is another process every moment, so a guard that looks and kills comes too late; after a while it ends by itself.
 RUNAWAY = """
 import os, time
 if os.fork():

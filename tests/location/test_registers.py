@@ -168,7 +168,7 @@ def written(register: Register, value: bytes, after: Entry | None = None) -> Ent
 
 
 def test_an_empty_register_is_read_as_nothing(medium: Medium) -> None:
-    """Rule 17a: who finds no record may claim."""
+    """Rule 17a: a node that finds no record may claim."""
     assert medium.open().read() is None
 
 

@@ -1,4 +1,4 @@
-"""Everything that reads bytes of strangers is fuzzed for some seconds, always alike; the soaks and `make fuzz` search for longer."""
+"""Everything that reads bytes of unknown callers is fuzzed for some seconds, always alike; the soaks and `make fuzz` search for longer."""
 
 from __future__ import annotations
 

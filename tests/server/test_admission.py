@@ -1,4 +1,4 @@
-"""Who is welcome at a server: how many runs it takes, and who administers them."""
+"""Which callers a server welcomes: how many runs it takes, and which callers may administer them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is meant by a name, where somebody is to be evicted."""
+"""Which node a name means, where one is to be evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is heard, and who is lost (rules 6, 10, 14)."""
+"""Which nodes are heard, and which are lost (rules 6, 10, 14)."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_who_hung_up_while_the_server_was_stalled_has_the_longer_time_to_come_ba
         host.out = run_state.connection_ended(host.state, node_id, 1, host.now, our_fault=True)
     host.wait(2, "a")
     assert not host.out.losses
-    # It comes back on another connection, and whoever hangs up after that is lost as quickly as ever.
+    # It comes back on another connection, and a node that hangs up after that is lost as quickly as ever.
     host.receive("c", CloseAsked("c", incarnation="gone"), connection=2)
     host.wait(2, "a", "c")
     assert not host.out.losses

@@ -1,4 +1,4 @@
-"""Whoever only looks at a store file sees what its users see, ours or torch's, and leaves no trace."""
+"""A reader of a store file sees what its users see, ours or torch's, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_file_of_a_killed_run_is_not_started_anew(tmp_path: Path) -> None:
     for _ in range(2):
         assert read_keys(str(path), 5.0) == {b"a": b"b"}
     with FileStore(path) as store:
-        assert store.list_keys() == [], "whoever uses the store starts it anew"
+        assert store.list_keys() == [], "the next user of the store starts it anew"
 
 
 def test_a_store_that_outgrew_its_log(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class CommandedEtcdNode(LivingNode):
         self.live()
 
     def standing(self) -> None:
-        """Who this node is, where it stands, and whether its process serves."""
+        """The node's identity, where it stands, and whether its process serves."""
         claim_id, port = background().run(_claim())
         served = {"claim": claim_id, "port": port, "elections": len(drivers)}
         if self.member is None:

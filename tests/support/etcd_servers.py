@@ -260,7 +260,7 @@ class Cluster:
         )
 
     def leader(self) -> Member:
-        """Who leads, by what each says of itself."""
+        """The member that leads, by what each says of itself."""
         import json
         import urllib.request
 
@@ -321,7 +321,7 @@ def wait_until(is_so: Callable[[], bool], within_s: float = START_S) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has, from below those which the system gives to whoever connects: nobody is given one meanwhile."""
+    """Free ports, from below those that the system gives to outgoing connections, so that it gives none of them away meanwhile."""
     found: list[int] = []
     with ExitStack() as stack:
         while len(found) < count:

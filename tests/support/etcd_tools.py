@@ -1,4 +1,4 @@
-"""What the tests of the client stand on: real etcd with any options, etcdctl, a proxy that loses answers, patience."""
+"""What the tests of the client stand on: real etcd with any options, etcdctl, a proxy that loses answers, time-outs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def perform(pipe: Connection) -> None:
             try:
                 order = pipe.recv()
             except EOFError:
-                os._exit(0)  # whoever still waits here would keep the process
+                os._exit(0)  # a thread that still waits here would keep the process
             pool.submit(act, order)
 
 

@@ -48,7 +48,7 @@ def check_places(records: dict[str, list[Event]], worlds: dict[str, World]) -> N
         details = event["details"]
         assert details["seal_id"] in worlds, "a world was told that is not recorded"
         world = worlds[details["seal_id"]]
-        assert world.roster in ([], details["members"]), "a world has one roster, whoever serves it"
+        assert world.roster in ([], details["members"]), "a world has one roster under every server"
         assert (details["round"], len(set(details["members"]))) == (world.round, world.size), "the world is as recorded"
         world.roster = details["members"]
     for name, events in records.items():

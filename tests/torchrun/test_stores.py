@@ -1,4 +1,4 @@
-"""The store of a round under torch: whoever serves it, torch's classes take it, and it ends with its world."""
+"""The store of a round under torch: torch's classes take it from either server, and it ends with its world."""
 
 from __future__ import annotations
 
