@@ -37,18 +37,18 @@ class Wire:
         return b"".join(self._core.receive(self.session, data)[0])
 
 
-def proof_for(conversation: Wire, caller: Caller) -> bytes:
+def proof_for(connection: Wire, caller: Caller) -> bytes:
     """What a caller says as its proof, which was not sent yet."""
-    answer = conversation.say(caller.opening)
+    answer = connection.say(caller.opening)
     return caller.prove(lambda size: answer[:size])
 
 
 def test_a_caller_that_knows_the_secret_is_answered_however_its_bytes_are_cut() -> None:
     for cut in (1, 3, 1000):
-        caller, conversation = Caller(SECRET), Wire(GuardedStoreCore(SECRET))
-        answer = b"".join(conversation.say(caller.opening[at : at + cut]) for at in range(0, 36, cut))
+        caller, connection = Caller(SECRET), Wire(GuardedStoreCore(SECRET))
+        answer = b"".join(connection.say(caller.opening[at : at + cut]) for at in range(0, 36, cut))
         said = caller.prove(lambda size, heard=answer: heard[:size]) + wire.request(Query.ADD, [b"/n"], 4)  # type: ignore[misc]
-        answered = b"".join(conversation.say(said[at : at + cut]) for at in range(0, len(said), cut))
+        answered = b"".join(connection.say(said[at : at + cut]) for at in range(0, len(said), cut))
         assert answered == wire.NUMBER.pack(4)
 
 

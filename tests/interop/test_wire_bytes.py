@@ -50,7 +50,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 
 def transcript(port: int) -> Iterator[tuple[str, bytes]]:
-    """A conversation with every query in it, and what each was answered."""
+    """An exchange with every query in it, and what each was answered."""
     with ExitStack() as stack:
         a, b, c = (Caller(port) for _ in range(3))
         for caller in (a, b, c):

@@ -37,10 +37,10 @@ def launch() -> Iterator[Launch]:
         return process
 
     # A test that reads a line of a launcher waits until there is one: where there never is, this ends the wait.
-    patience = threading.Timer(4 * PATIENCE_S, kill, (started,))
-    patience.start()
+    hung = threading.Timer(4 * PATIENCE_S, kill, (started,))
+    hung.start()
     yield start
-    patience.cancel()
+    hung.cancel()
     for process in started:
         if process.poll() is None:
             process.kill()

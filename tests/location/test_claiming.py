@@ -134,11 +134,11 @@ def test_leaving_nodes_claim_last(record: Record | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "met", "patience"), [(4, 3, 5.0), (5, 3, 10.0), (6, 3, 20.0), (9, 3, 60.0), (2**53, 0, 60.0)]
+    ("epoch", "met", "wait_s"), [(4, 3, 5.0), (5, 3, 10.0), (6, 3, 20.0), (9, 3, 60.0), (2**53, 0, 60.0)]
 )
-def test_a_claim_that_nobody_has_met_is_tried_for_longer_each_time(epoch: int, met: int, patience: float) -> None:
+def test_a_claim_that_nobody_has_met_is_tried_for_longer_each_time(epoch: int, met: int, wait_s: float) -> None:
     """Rule 17a: `heartbeat_timeout` x 2^(epoch - met - 1), at most 60 s."""
-    assert unmet_s(a_record(epoch=epoch, met=met), Settings(heartbeat_timeout_s=5.0)) == patience
+    assert unmet_s(a_record(epoch=epoch, met=met), Settings(heartbeat_timeout_s=5.0)) == wait_s
 
 
 @pytest.mark.parametrize("record", [a_record(epoch=3, met=3), a_record(epoch=3, met=2, claim=None)])

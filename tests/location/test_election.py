@@ -269,11 +269,11 @@ def tries_in_vain(record: Record, seconds: float, **candidate: Any) -> Process:
     return process
 
 
-@pytest.mark.parametrize(("met", "patience"), [(2, 5.0), (1, 10.0), (0, 20.0)])
-def test_a_claim_that_nobody_has_met_may_be_taken_when_it_was_tried_in_vain(met: int, patience: float) -> None:
-    """Rule 17a: a server claims an address that nobody can reach; each claim in vain doubles the patience."""
-    assert tries_in_vain(a_record(met=met), patience - 0.1).all(Serve) == []
-    process = tries_in_vain(a_record(met=met), patience + 2 * POLL_S)
+@pytest.mark.parametrize(("met", "wait_s"), [(2, 5.0), (1, 10.0), (0, 20.0)])
+def test_a_claim_that_nobody_has_met_may_be_taken_when_it_was_tried_in_vain(met: int, wait_s: float) -> None:
+    """Rule 17a: a server claims an address that nobody can reach; each claim in vain doubles the wait."""
+    assert tries_in_vain(a_record(met=met), wait_s - 0.1).all(Serve) == []
+    process = tries_in_vain(a_record(met=met), wait_s + 2 * POLL_S)
     own(process)
     assert process.register.record.met == met
 

@@ -208,7 +208,7 @@ def test_that_another_process_was_met_is_written_when_there_is_time_and_carried_
 
 
 def test_what_was_met_under_earlier_claims_is_carried_on_by_every_write() -> None:
-    """Rule 17a: otherwise the next claim would be given more patience than it is due."""
+    """Rule 17a: otherwise the next claim would be waited for longer than it is due."""
     process, run = a_server(a_record(claim=None, met=1))
     wants(process, sealed(run).run)
     process.answer()

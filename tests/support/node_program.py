@@ -177,13 +177,13 @@ def obey(command: Callable[..., None], arguments: dict[str, Any]) -> None:
         say("error", type=type(exc).__name__, text=str(exc))
 
 
-def run(puppet: CommandedNode) -> None:
+def run(commanded: CommandedNode) -> None:
     """Obey the commands that come in, until there are no more."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     say("ready")
     for line in sys.stdin:
         order = json.loads(line)
-        command = getattr(puppet, order.pop("do"))
+        command = getattr(commanded, order.pop("do"))
         threading.Thread(target=obey, args=(command, order), daemon=True).start()
 
 
