@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rallypoint.backends.endpoints import backend_at
+from rallypoint.backends.endpoints import backend_at, check_endpoint
 from rallypoint.client.member import Member
 from rallypoint.client.round_store import RoundStore
 from rallypoint.client.wait_reports import reported, reporter_for_program
@@ -52,6 +52,7 @@ def join(
     its INFO messages, otherwise on stderr; with `quiet` nowhere.  That holds for `again()` and for leaving as well.
     """
     low, high = _bounds(nodes)
+    check_endpoint(endpoint)
     backend = backend_at(endpoint)
     member, join_timeout_s = backend.open(endpoint, run, low, high, local_addr, options, trains=True)
     try:

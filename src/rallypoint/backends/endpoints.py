@@ -50,6 +50,16 @@ def scheme_of(endpoint: str | None) -> str:
     return scheme
 
 
+def check_endpoint(endpoint: str | None, *, or_empty: bool = False) -> None:
+    """Refuse an endpoint at which nothing can be reached: an empty one, unless it has a meaning, and one with port 0."""
+    text = (endpoint or "").strip()
+    if not or_empty and not without_scheme(text):
+        raise ValueError(f"The endpoint {endpoint!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
+    ports = [member.strip().rpartition(":")[2] for member in text.split(",") if ":" in member]
+    if not text.lower().startswith("file:") and any(port and not port.strip("0") for port in ports):
+        raise ValueError(f"The endpoint {endpoint!r} has port 0, on which nothing can be reached: write the real port.")
+
+
 def without_scheme(endpoint: str | None) -> str:
     """What stands behind the scheme, or all of it where there is none."""
     text = (endpoint or "").strip()

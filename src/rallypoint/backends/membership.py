@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rallypoint.backends import options as kinds
+from rallypoint.backends.endpoints import check_endpoint
 from rallypoint.backends.options import Option, OptionValues, choice, number, seconds, text
 from rallypoint.client.addresses import own_address
 from rallypoint.client.background import run_in_thread
@@ -37,10 +38,10 @@ OUTAGE_GRACE = _wait("outage_grace", 300.0, "how long workers run on while the s
 REGROUP_TIMEOUT = _wait("regroup_timeout", 60.0, "how long live members are awaited back")
 ADMIT_DELAY = _wait("admit_delay", 0.0, "how old a round must be before newcomers are admitted")
 RANK = number("rank", None, "the rank that this node would like to have", at_least=0)
-TOPOLOGY = text("topology", "", "where this node is, as a path: ranks of neighbours are neighbours")
+TOPOLOGY = text("topology", "", "where this node is, as a path: ranks of neighbours are neighbours", at_most=4096)
 ROLE = choice("role", ("member", "spare"), "member", "whether this node takes part or stands by")
 ON_GIVE_UP = choice("on_give_up", ("auto", "wait", "close"), "auto", "what the run does when a member gives up")
-NAME = text("node_name", "", "what this node is called; by default its host name")
+NAME = text("node_name", "", "what this node is called; by default its host name", at_most=256)
 
 AUTO, OURS, TORCH, ETCD = "auto", "rallypoint", "torch", "etcd"
 _SERVER = "which server this node runs for a round's store, if it has rank 0: torch's, ours, or torch's under torchrun"
@@ -154,8 +155,10 @@ class MemberBackend(msgspec.Struct, frozen=True):
 
         Under torch, torch serves the stores unless the options say otherwise.
         """
+        check_endpoint(endpoint, or_empty=True)
         kinds.check_run_id(run_id)
         kinds.check_bounds(min_nodes, max_nodes)
+        kinds.check_address(local_addr)
         for name, instead in self.unfit.items():
             if config.get(name) is not None:
                 raise ValueError(f"The backend {self.name!r} has no option {name!r}: {instead}.")

@@ -20,6 +20,9 @@ import msgspec
 
 from rallypoint.messages.types import MOST_NODES
 
+LONGEST_RUN_ID = LONGEST_ADDRESS = 128
+"""As many characters as a message takes (`messages.types.Token`)."""
+
 T = TypeVar("T")
 Default = TypeVar("Default")
 
@@ -149,17 +152,25 @@ def ports(name: str, help: str) -> Option[tuple[int, ...]]:
     return Option(name, (0,), help, "a port such as 29500, or a range such as 29500-29510", parse)
 
 
-def text(name: str, default: Default, help: str, *, or_empty: bool = False) -> Option[str | Default]:
-    """Any text that is not blank; blanks around it do not count.  With `or_empty`, an empty one means the default."""
+def text(
+    name: str, default: Default, help: str, *, or_empty: bool = False, at_most: int | None = None
+) -> Option[str | Default]:
+    """Any text that is not blank; blanks around it do not count.  With `or_empty`, an empty one means the default.
+
+    With `at_most`, the text goes into messages, which are UTF-8 and take no more characters.
+    """
 
     def parse(value: object) -> str | Default:
         if or_empty and value == "":
             return default
         if not isinstance(value, str) or not value.strip():
             raise ValueError(value)
+        if at_most is not None and (len(value.strip()) > at_most or not _is_utf8(value)):
+            raise ValueError(value)
         return value.strip()
 
-    return Option(name, default, help, "a text", parse)
+    expected = "a text" if at_most is None else f"a text in UTF-8 of at most {at_most} characters"
+    return Option(name, default, help, expected, parse)
 
 
 def choice(
@@ -210,9 +221,27 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def check_run_id(run_id: str) -> None:
-    """Refuse a run without a name."""
+    """Refuse a run without a name, and a name that no message can hold."""
     if not run_id:
         raise ValueError("The run id is empty: every job needs a name of its own, such as its job id.")
+    if len(run_id) > LONGEST_RUN_ID:
+        raise ValueError(
+            f"The run id has {len(run_id)} characters, and at most {LONGEST_RUN_ID} can be sent: shorten it."
+        )
+    if not _is_utf8(run_id):
+        raise ValueError(f"The run id {run_id!r} cannot be written in UTF-8: take out what is no text.")
+
+
+def check_address(address: str | None) -> None:
+    """Refuse an address of this node that no message can hold."""
+    if address is not None and (len(address) > LONGEST_ADDRESS or not _is_utf8(address)):
+        raise ValueError(
+            f"The address {address[:60]!r} is none: write an address or a name, at most {LONGEST_ADDRESS} characters."
+        )
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def check_bounds(min_nodes: int, max_nodes: int) -> None:

@@ -51,14 +51,11 @@ def listen_address(text: str) -> tuple[str, int]:
 
 def server_or_register(text: str) -> tuple[str, int] | str:
     """Host and port of a server, or the URL of a register as it was given."""
-    from rallypoint.backends.endpoints import scheme_of, without_scheme
+    from rallypoint.backends.endpoints import check_endpoint, scheme_of
 
     try:
-        scheme, rest = scheme_of(text), without_scheme(text)
-        if not rest:
-            raise ValueError(f"The endpoint {text!r} is empty: write HOST:PORT, or a URL such as etcd://HOST:PORT.")
-        if scheme != "file" and any(re.search(r":0+$", member.strip()) for member in rest.split(",")):
-            raise ValueError(f"The endpoint {text!r} has port 0, on which nothing can be reached: write the real port.")
+        scheme = scheme_of(text)
+        check_endpoint(text)
         return text.strip() if scheme else parse_endpoint(text, DEFAULT_PORT)
     except ValueError as exc:
         is_from_environment = text == os.environ.get(ENDPOINT_VARIABLE)
