@@ -43,6 +43,30 @@ def test_the_page_on_the_architecture_names_what_there_is() -> None:
     assert len(named) > 20, "the names are written in another way now"
 
 
+@pytest.mark.parametrize(
+    ("question", "function"),
+    [
+        ("Where is a loss decided?", "`core/leaving.py: lost()`"),
+        ("Where does a new register go?", "`location/register.py: Register`"),
+        ("Why does a seal wait?", "`core/sealing.py: decide()`"),
+        ("How do I run one failing seed?", "`simulation/__main__.py: main()`"),
+    ],
+)
+def test_the_page_on_the_architecture_answers_what_newcomers_ask(question: str, function: str) -> None:
+    """The test above finds what it names."""
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (answer,) = re.findall(rf"^\| {re.escape(question)} \| (.*) \|$", page, flags=re.MULTILINE)
+    assert function in answer
+
+
+def test_the_command_for_one_seed_plays_that_seed_alone() -> None:
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (seeds,) = re.findall(r"`make simulate SEEDS=([\d:]+)`", page)
+    command = [sys.executable, "-m", "simulation", "run", "--seeds", seeds, "--jobs", "1"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "1 passed, 0 failed"
+
+
 def test_the_picture_of_the_layers_is_the_one_that_is_checked() -> None:
     """Row by row; what is not written yet stands in parentheses in the settings, and not in the picture."""
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition('id = "layers"')[2]
