@@ -337,7 +337,7 @@ def test_trouble_with_the_register_is_told() -> None:
             ask()
 
 
-def test_the_register_is_closed_with_its_visitor() -> None:
+def test_the_register_is_closed_with_its_admin_client() -> None:
     records = MemoryRecords()
     with RegisterAdminClient(records):
         assert not records.is_closed

@@ -243,7 +243,7 @@ def test_an_administrator_that_does_not_prove_is_not_waited_for() -> None:
     assert proven.is_connected
 
 
-def test_a_challenged_visitor_is_told_that_another_process_serves() -> None:
+def test_a_challenged_caller_is_told_that_another_process_serves() -> None:
     server = Server()
     admin = server.caller()
     admin.challenged()
@@ -265,7 +265,7 @@ def test_another_version_is_named_before_the_secret() -> None:
 
 
 @pytest.mark.parametrize("remote_admins", [True, False])
-def test_without_a_secret_visitors_are_welcome_or_not_as_before(remote_admins: bool) -> None:
+def test_without_a_secret_callers_are_welcome_or_not_as_before(remote_admins: bool) -> None:
     server = Server(secret="", claim_id="", remote_admins=remote_admins)
     (answer,) = server.caller().say(HELLO)
     assert isinstance(answer, protocol.Welcome if remote_admins else protocol.Goodbye)
