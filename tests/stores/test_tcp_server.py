@@ -277,6 +277,19 @@ def test_who_talks_nonsense_is_hung_up_on_with_a_reason_in_the_log(
         assert result(waiting) == b"v"
 
 
+def test_a_caller_over_ipv6_stands_in_brackets_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    server = StoreServer()
+    server.start_in_thread(listen("::1"))
+    try:
+        with socket.create_connection(("::1", server.port), SOON_S) as bad:
+            port = bad.getsockname()[1]
+            bad.sendall(BAD["no store client"])
+            assert read_to_end(bad) == b""
+        assert f"[::1]:{port}" in caplog.text
+    finally:
+        server.stop()
+
+
 def test_half_a_request_holds_nobody_up(server: StoreServer) -> None:
     with dial(server) as half, dial(server) as other_half, TcpStore("127.0.0.1", server.port, timeout=SOON) as good:
         half.sendall(HELLO[:3])

@@ -184,7 +184,7 @@ class StoreServer:
                 self._paused_until = time.monotonic() + _PAUSE_S
                 return
             sock.setblocking(False)
-            session = self.core.connect(f"{address[0]}:{address[1]}")
+            session = self.core.connect(net.written(*address[:2]))
             self._connections[session] = _AcceptedConnection(self, sock, session)
 
     # For the connections ----------------------------------------------------------------------------------------------
