@@ -1,11 +1,15 @@
-"""How long a call may take, and how it waits between two attempts."""
+"""How long a call may take, how it waits between two attempts, and how Ctrl-C ends one that hangs."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 LONGEST_WAIT_S = 3 * 7 * 24 * 3600.0
 """The longest time-out that the operating system's own waits accept: three weeks."""
@@ -58,3 +62,31 @@ class Backoff:
         time.sleep(min(left_s, self._next_s * random.uniform(0.5, 1.0)))
         self._next_s = min(2 * self._next_s, self._longest_s)
         return True
+
+
+def interruptible(act: Callable[[], T]) -> T:
+    """Make a call that may hang outside Python, as the lookup of a name does: Ctrl-C ends the wait for it, not the call.
+
+    Signals concern the main thread alone; any other one makes the call itself.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return act()
+    done = threading.Event()
+    results: list[T] = []
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(act())
+        except BaseException as exc:  # noqa: BLE001  # whatever it is, it belongs to the one that asked
+            problems.append(exc)
+        done.set()
+
+    try:
+        threading.Thread(target=work, name="rallypoint-call", daemon=True).start()
+    except RuntimeError:  # Python ends, and starts no thread any more
+        return act()
+    done.wait()
+    for problem in problems:
+        raise problem
+    return results[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.etcd_node_processes import OPTIONS, EtcdNode, Observer, fresh_run, observing
-from tests.support.etcd_servers import shared
+from tests.support.etcd_servers import running, shared
 from tests.support.node_processes import FAST, ControlledProcess, Node, Processes, free_port
 from tests.support.waiting import until
 
@@ -23,6 +24,8 @@ UNTIMED_S = 15.0
 """On a busy machine too it has ended by then, and no time-out has: those are 30 s and more.  How long it takes, a soak measures."""
 A_SECOND_S = 1.0
 TRIALS = 5
+
+Hang = Callable[[], object]
 
 
 class Interruptible(ControlledProcess):
@@ -122,12 +125,36 @@ def meeting(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path
             yield Meeting(processes, places[request.param], "run", **FAST)
 
 
-@pytest.fixture(params=["fixed", "etcd"])
+@pytest.fixture(params=["", "c10d://", "etcd-v2://", "etcd://"])
 def nobody(request: pytest.FixtureRequest, processes: Processes) -> Meeting:
     """Nobody is there."""
-    if request.param == "etcd":
-        return Meeting(processes, f"etcd://127.0.0.1:{free_port()}", "run", **OPTIONS)
-    return Meeting(processes, f"127.0.0.1:{free_port()}", "run", **FAST, is_host=False)
+    endpoint = f"{request.param}127.0.0.1:{free_port()}"
+    options = {"": {**FAST, "is_host": False}, "c10d://": {**FAST, "is_host": False}, "etcd-v2://": FAST}
+    return Meeting(processes, endpoint, "run", **options.get(request.param, OPTIONS))
+
+
+@pytest.fixture(params=["c10d", "file", "etcd-v2", "etcd"])
+def hanging(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -> Iterator[tuple[Meeting, Hang]]:
+    """A medium that names the server, and what makes it hang: it takes questions, and answers none."""
+    with ExitStack() as ends:
+        if request.param == "file":
+            path = tmp_path / "register"
+            yield Meeting(processes, f"file://{path}", "run", **FAST), lambda: _lock(path, ends)
+        elif request.param == "c10d":
+            store = ControlledProcess("tests.support.store_server_program", "ours", "0")
+            processes.actors.append(store)
+            port = store.expect("serving")["port"]
+            yield Meeting(processes, f"c10d://127.0.0.1:{port}", "run", **FAST, is_host=False), store.pause
+        else:
+            (member,) = ends.enter_context(running("3.5")).members
+            options = OPTIONS if request.param == "etcd" else FAST
+            yield Meeting(processes, f"{request.param}://{member.endpoint}", "run", **options), member.pause
+
+
+def _lock(path: Path, ends: ExitStack) -> None:
+    """Keep the lock of a store in a file, as a process does that is stopped while it has it."""
+    file = ends.enter_context(path.open("rb+"))
+    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def is_forgotten(meeting: Meeting, nodes: int) -> None:
@@ -195,16 +222,52 @@ def test_it_takes_less_than_a_second_where_the_server_hangs(processes: Processes
     _measure(f"the server hangs, {do}", waiting)
 
 
-def test_while_a_name_is_looked_up(processes: Processes) -> None:
-    meeting = Meeting(processes, "hangs.invalid:29400", "run", **FAST)
+@pytest.mark.parametrize("do", ["join", "wait_for_change"])
+def test_while_the_medium_hangs(hanging: tuple[Meeting, Hang], do: str) -> None:
+    """What names the server cannot be told that this process serves no longer: it expires, or is found to be stale."""
+    meeting, hang = hanging
+    program = meeting.program(do, 2 if do == "join" else 1)
+    program.expect("waits")
+    hang()
+    took_s = program.interrupt()
+    print(f"Ctrl-C, {meeting.endpoint} hangs, {do}: gone after {took_s:.2f} s")
+
+
+@pytest.mark.parametrize("scheme", ["", "c10d://", "etcd-v2://", "etcd://"])
+def test_while_a_name_is_looked_up(processes: Processes, scheme: str) -> None:
+    meeting = Meeting(processes, f"{scheme}hangs.invalid:29400", "run", **(OPTIONS if scheme == "etcd://" else FAST))
     program = meeting.program("join_a_name", 2)
     program.expect("waits")
     program.interrupt()
 
 
-def test_while_a_name_of_etcd_is_looked_up(processes: Processes) -> None:
-    meeting = Meeting(processes, "etcd://hangs.invalid:2379", "run", **OPTIONS)
-    program = meeting.program("join_a_name", 2)
+NAMED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "c10d": ({"is_host": False}, ["keep_trying"]),
+    "static": ({"rank": 1}, ["keep_trying"]),
+    "etcd-v2": ({}, ["_settle"]),
+    "etcd": ({}, ["next_rendezvous"]),
+}
+"""Handlers by PyTorch's names: their options, and where each of them waits for others."""
+
+
+def _named(processes: Processes, backend: str, endpoint: str, inside: list[str]) -> Interruptible:
+    options = {**NAMED[backend][0], "backend": backend, "inside": inside}
+    program = Interruptible("named_handler_joins", endpoint=endpoint, run=fresh_run(), nodes="2", **options)
+    processes.actors.append(program)
+    return program
+
+
+@pytest.mark.parametrize("backend", NAMED)
+def test_while_a_handler_by_the_name_of_torchs_waits(processes: Processes, backend: str) -> None:
+    endpoint = shared("3.4").endpoint if backend.startswith("etcd") else f"127.0.0.1:{free_port()}"
+    program = _named(processes, backend, endpoint, NAMED[backend][1])
+    program.expect("waits")
+    program.interrupt()
+
+
+@pytest.mark.parametrize("backend", NAMED)
+def test_while_a_handler_by_the_name_of_torchs_looks_up_a_name(processes: Processes, backend: str) -> None:
+    program = _named(processes, backend, "hangs.invalid:29400", ["look_up", "interruptible"])
     program.expect("waits")
     program.interrupt()
 

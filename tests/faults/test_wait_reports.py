@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pty
 import re
@@ -18,7 +19,15 @@ from typing import Any
 
 import pytest
 
-from rallypoint.client.wait_reports import REPORT_AFTER_S, LineReporter, LiveReporter, WaitReport
+from rallypoint.client.wait_reports import (
+    REPORT_AFTER_S,
+    LineReporter,
+    LiveReporter,
+    LogReporter,
+    Reporter,
+    WaitReport,
+    reporter_for_program,
+)
 from tests.support.node_processes import FAST, ROOT, ControlledProcess, Processes, Server
 from tests.support.waiting import until
 
@@ -101,6 +110,55 @@ def test_quiet_says_nothing(processes: Processes) -> None:
     program.process.wait(30)
     until(lambda: "RendezvousTimeoutError" in "".join(program.errors), "it says why it ends")
     assert program.reports() == []
+
+
+def test_quiet_holds_for_the_wait_for_the_next_world(processes: Processes) -> None:
+    server = processes.server()
+    other = processes.node("b")
+    other.join(server.endpoint, 2)
+    program = Program(processes, "join_again", server, 2, join_timeout=3.5, quiet=True)
+    other.placed()
+    other.kill()
+    program.process.wait(30)
+    until(lambda: "RendezvousTimeoutError" in "".join(program.errors), "it says why it ends")
+    assert program.heard("placed"), "it was in a world, and waited for the next one"
+    assert program.reports() == []
+
+
+def test_quiet_holds_for_a_process_that_stays_for_the_others(processes: Processes) -> None:
+    server = processes.server()
+    other = processes.node("b")
+    other.join(server.endpoint, 2, rank=1)
+    program = Program(processes, "finish", server, 2, rank=0, close_timeout=3.5, quiet=True)
+    other.placed()
+    program.expect("waits")
+    assert program.process.wait(30) == 0, "it stays until its time is up"
+    program.kill()  # all that it said is read then
+    assert program.reports() == []
+
+
+@pytest.mark.parametrize(
+    ("root", "own", "wanted"),
+    [
+        (logging.INFO, None, LogReporter),
+        (logging.WARNING, None, LineReporter),
+        (None, logging.INFO, LogReporter),
+        (None, logging.WARNING, LineReporter),
+        (None, None, LineReporter),
+    ],
+)
+def test_a_log_counts_where_it_takes_what_is_said(
+    root: int | None, own: int | None, wanted: type[Reporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that logs warnings alone would say nothing of its waits: it has them on stderr."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    for logger, level in ((logging.getLogger(), root), (logging.getLogger("rallypoint"), own)):
+        handler: logging.Handler = logging.NullHandler() if level is None else logging.StreamHandler(io.StringIO())
+        handler.setLevel(level or logging.NOTSET)
+        monkeypatch.setattr(logger, "handlers", [handler])
+        monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logging.getLogger("rallypoint").manager._clear_cache()  # type: ignore[attr-defined]  # levels are remembered there
+    assert type(reporter_for_program()) is wanted
 
 
 def test_a_program_that_logs_has_it_in_its_log(

@@ -21,7 +21,7 @@ from typing import Any
 import rallypoint
 from rallypoint.backends.endpoints import backend_at
 from rallypoint.client import member
-from rallypoint.elastic import RendezvousParameters
+from rallypoint.elastic import RendezvousParameters, get_rendezvous_handler
 from rallypoint.elastic.member_handler import MemberHandler
 from tests.support.node_program import say
 from tests.support.waiting import until
@@ -62,15 +62,8 @@ class Program:
             place.changed.wait()
 
     def join_a_name(self) -> None:
-        """Join at a name whose lookup hangs, as it does where the name server is cut off."""
-        libc, lock, found = ctypes.CDLL(None), ctypes.create_string_buffer(256), socket.getaddrinfo
-
-        def look_up(host: str, *rest: Any, **more: Any) -> Any:
-            while host == "hangs.invalid":
-                libc.pthread_mutex_lock(lock)  # the second one waits for ever, outside Python, and minds no signal
-            return found(host, *rest, **more)
-
-        socket.getaddrinfo = look_up  # type: ignore[assignment]
+        """Join at a name whose lookup hangs."""
+        let_names_hang()
         announce("run", "_settle")
         self.enter()
 
@@ -105,10 +98,31 @@ class Program:
         announce("_settle")
         handler.next_rendezvous()
 
+    def named_handler_joins(self) -> None:
+        """A handler by the name that PyTorch has for its backend."""
+        options = dict(self.options)
+        backend, inside = options.pop("backend"), options.pop("inside")
+        params = RendezvousParameters(backend, self.endpoint, self.run, int(self.nodes), int(self.nodes), **options)
+        let_names_hang()
+        announce(*inside)
+        get_rendezvous_handler(params).next_rendezvous()
+
     def handler_closes(self) -> None:
         handler = self.handler()
         announce("close_run")
         handler.set_closed()
+
+
+def let_names_hang() -> None:
+    """From now on the lookup of one name hangs, as it does where the name server is cut off."""
+    libc, lock, found = ctypes.CDLL(None), ctypes.create_string_buffer(256), socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        while host == "hangs.invalid":
+            libc.pthread_mutex_lock(lock)  # the second one waits for ever, outside Python, and minds no signal
+        return found(host, *rest, **more)
+
+    socket.getaddrinfo = look_up  # type: ignore[assignment]
 
 
 def announce(*functions: str, event: str = "waits") -> None:

@@ -20,6 +20,7 @@ from rallypoint.stores import FileStore, StoreServer, TcpStore, listen
 from rallypoint.stores.c10d_document import FAILURES
 from rallypoint.stores.store_probe import NotAStoreError, wait_for_store
 from rallypoint.torch_bridge import stores_c10d
+from rallypoint.waiting import interruptible
 
 log = logging.getLogger("rallypoint.c10d")
 
@@ -117,7 +118,7 @@ def _bind_address(host: str) -> str:
     if is_address(host):
         return host
     with suppress(OSError, UnicodeError):
-        families = {family for family, *_ in socket.getaddrinfo(host, None)}
+        families = {family for family, *_ in interruptible(lambda: socket.getaddrinfo(host, None))}
         if socket.AF_INET in families and (len(families) == 1 or not socket.has_dualstack_ipv6()):
             return "0.0.0.0"
     return "::"

@@ -22,8 +22,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from rallypoint import forks
+from rallypoint.net import is_address
 from rallypoint.stores.errors import StoreError
-from rallypoint.waiting import Deadline
+from rallypoint.waiting import Deadline, interruptible
 
 NO_KEY, COMPARE_FAILED, NOT_A_FILE, NOT_A_DIRECTORY, ALREADY_THERE = 100, 101, 102, 104, 105
 FORBIDDEN, CLEARED = 110, 401
@@ -137,7 +138,11 @@ class Keys:
                 if self._tls.get("cert_file"):
                     self._context.load_cert_chain(self._tls["cert_file"], self._tls.get("key_file"))
             connection = HTTPSConnection(*place, timeout=timeout_s, context=self._context)
-        connection.connect()
+        if is_address(place[0]):
+            connection.connect()
+        else:
+            # A name service that hangs does not keep Ctrl-C from ending the wait.
+            interruptible(connection.connect)
         return connection
 
     def send(self, connection: HTTPConnection, method: str, place: str, fields: Mapping[str, str]) -> None:

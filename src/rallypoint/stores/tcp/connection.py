@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rallypoint import forks
+from rallypoint.net import is_address
 from rallypoint.stores.base import name_some
 from rallypoint.stores.errors import StoreConnectionError, StoreForkError, StoreTimeoutError
 from rallypoint.stores.tcp import replies, wire
 from rallypoint.stores.tcp.replies import Reader, T
 from rallypoint.stores.tcp.wire import ProtocolError, Query
-from rallypoint.waiting import Backoff, Deadline
+from rallypoint.waiting import Backoff, Deadline, interruptible
 
 _FIRST_PAUSE_S = 0.01
 _SHORT, _CHUNK = 1 << 9, 1 << 20
@@ -213,8 +214,12 @@ def keep_trying(attempt: Callable[[float], T], timeout_s: float, longest_pause_s
 
 
 def dial(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A connected socket."""
-    sock = socket.create_connection((host, port), timeout_s)
+    """A connected socket; a name service that hangs does not keep Ctrl-C from ending the wait."""
+
+    def connect() -> socket.socket:
+        return socket.create_connection((host, port), timeout_s)
+
+    sock = connect() if is_address(host) else interruptible(connect)
     if sock.getsockname() == sock.getpeername():
         sock.close()
         # The system happened to choose that very port for our end.
