@@ -62,10 +62,15 @@ def test_status_and_runs(node: Process, endpoint: str, prefix: str) -> None:
     assert re.fullmatch(r"there is no node 'node7' in run 'llama' \(it has node1\) at 127\.0\.0\.1:[0-9]+", told)
 
 
-def test_close_tells_the_nodes_why(node: Process, endpoint: str, prefix: str) -> None:
+def test_close_tells_the_nodes_why_and_frees_the_run_id(
+    node: Process, endpoint: str, prefix: str, started: Started
+) -> None:
     told = answer("close", "llama", "--endpoint", endpoint, "--etcd-prefix", prefix, "--why", "the budget is spent")
     assert told == "run 'llama': closed as failed: the budget is spent\n"
     node.expect("changed: the budget is spent")
+    node.ends()
+    # Long before the time is over for which a closed run is remembered.
+    started.add(Process("-c", NODE, endpoint, "llama", "node1", prefix)).expect("placed")
 
 
 def test_an_evicted_node_hears_of_it(node: Process, endpoint: str, prefix: str) -> None:

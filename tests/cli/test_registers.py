@@ -122,11 +122,14 @@ def test_status_runs_and_evict(node: Process, meeting: Meeting) -> None:
     node.expect("changed: node1 ")
 
 
-def test_close_tells_the_nodes_why(node: Process, meeting: Meeting) -> None:
+def test_close_tells_the_nodes_why_and_frees_the_run_id(node: Process, meeting: Meeting, started: Started) -> None:
     told = answer("close", meeting.run, *meeting.at, "--why", "the budget is spent")
     # The node ends at once, and with it the server, and a store that it served.
     assert re.match(rf"run {meeting.run!r}: closed( as failed: the budget is spent.*)?$", told)
     node.expect("changed: the budget is spent")
+    node.ends()
+    # Long before the time is over for which a closed run is remembered.
+    started.add(Process(*meeting.command)).expect("placed")
 
 
 @pytest.mark.parametrize("medium", ["file", "etcd-v2"])

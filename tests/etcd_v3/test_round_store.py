@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,7 +16,9 @@ import rallypoint
 from rallypoint.api import Place
 from rallypoint.etcd_client import EtcdClient, KeyValue
 from rallypoint.stores.errors import RoundOverError, StoreError
+from tests.support.etcd_node_processes import fresh_run
 from tests.support.etcd_servers import shared
+from tests.support.node_processes import ROOT
 
 
 def meet(run: str, **options: Any) -> list[Place]:
@@ -99,3 +104,45 @@ def test_it_ends_with_its_round_though_etcd_goes_on() -> None:
         with pytest.raises(RoundOverError, match="the store of round 1 of run 'ends' is of no use any more"):
             store.get("here")
     second.__exit__(None, None, None)
+
+
+FORKED = """
+import os, sys, rallypoint
+
+def in_a_child(act):
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            said = repr(act())
+        except Exception as exc:
+            said = f"{type(exc).__name__}: {exc}"
+        os.write(theirs, said.encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as answers:
+        said = answers.read()
+    os.waitpid(pid, 0)
+    return said
+
+with rallypoint.join(sys.argv[1], run=sys.argv[2], store="etcd", local_addr="127.0.0.1") as place:
+    for _ in range(2):  # before the parent has used it, and after
+        for use in (lambda: place.store.add("n", 1), lambda: place.store.clone().add("n", 1)):
+            told = in_a_child(use)
+            assert told.startswith("StoreForkError: ") and "its child by fork" in told and "'spawn'" in told, told
+        assert place.store.add("n", 1) in (1, 2)
+    print(place.store.get("n"))
+"""
+
+
+def test_a_forked_child_is_told() -> None:
+    endpoint, run = f"etcd://{shared('3.5').endpoints}", fresh_run()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, endpoint, run],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "b'2'"), done.stdout + done.stderr

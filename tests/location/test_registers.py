@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,15 +17,19 @@ from rallypoint.backends.c10d_stores import tcp_store
 from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.c10d_rendezvous_backend import C10dRendezvousBackend
 from rallypoint.elastic.etcd_rendezvous_backend import EtcdRendezvousBackend
+from rallypoint.etcd_client import EtcdClient
 from rallypoint.location.register import Entry, Register
 from rallypoint.location.registers.backend import BackendRegister
+from rallypoint.location.registers.etcd_v3 import EtcdV3Register
+from rallypoint.location.registers.etcd_v3_keys import RecordKeys
 from rallypoint.messages.types import Bounds
 from rallypoint.net import parse_endpoints
 from rallypoint.record import Record, encode
 from rallypoint.stores import FileStore
 from rallypoint.stores.documents import ETCD_V2_FOLDER
+from rallypoint.torch_bridge import stores_c10d
 from simulation.memory_register import MemoryRegister
-from tests.support.etcd_servers import running
+from tests.support.etcd_servers import running, shared
 from tests.support.waiting import PATIENCE_S
 
 _runs = itertools.count(1)
@@ -124,6 +129,13 @@ class OurFileStore(_Store):
         return FileStore(str(self._path), timeout=timedelta(seconds=PATIENCE_S))
 
 
+class TorchsFileStore(OurFileStore):
+    """torch's store in a file."""
+
+    def store(self) -> Any:
+        return stores_c10d.file_store(str(self._path))
+
+
 class EtcdV2:
     """A key of etcd's."""
 
@@ -146,10 +158,52 @@ class EtcdV2:
         )
 
 
-REGISTERS: list[Callable[[ExitStack, Path], Medium]] = [Memory, OurTcpStore, TorchsTcpStore, OurFileStore, EtcdV2]
+class EtcdV3:
+    """A key of etcd's, on a lease, beside the keys of claims."""
+
+    has_versions = True
+    version = "3.5"
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._run_id, self._stack, self._endpoint = f"run-{next(_runs)}", stack, shared(self.version).endpoint
+        self._prefix = f"/registers-{os.getpid()}"
+        self._keys = RecordKeys(self._prefix, self._run_id)
+        self._client = stack.enter_context(EtcdClient(self._endpoint))
+
+    def open(self) -> Register:
+        client = EtcdClient(self._endpoint)
+        register = EtcdV3Register(client, self._prefix, self._run_id, run_ttl_s=60, serves_on=lambda: True)
+        self._stack.callback(register.close)
+        return register
+
+    def empty(self) -> None:
+        self._client.delete(self._keys.record)
+
+    def touch(self) -> None:
+        found = self._client.get(self._keys.record)
+        assert found is not None
+        self._client.put(self._keys.record, found.value, lease=found.lease)
 
 
-VERSIONED: list[Callable[[ExitStack, Path], Medium]] = [Memory, EtcdV2]
+class OldEtcdV3(EtcdV3):
+    """The same in etcd 3.4."""
+
+    version = "3.4"
+
+
+REGISTERS: list[Callable[[ExitStack, Path], Medium]] = [
+    Memory,
+    OurTcpStore,
+    TorchsTcpStore,
+    OurFileStore,
+    TorchsFileStore,
+    EtcdV2,
+    EtcdV3,
+    OldEtcdV3,
+]
+
+
+VERSIONED: list[Callable[[ExitStack, Path], Medium]] = [Memory, EtcdV2, EtcdV3, OldEtcdV3]
 """Those that tell two writes of the same value apart; elsewhere the token is the value, and no two of a server are the same."""
 
 
