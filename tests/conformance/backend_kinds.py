@@ -237,6 +237,7 @@ MAY_END_FIRST = "the node that serves may finish and end before the others"
 REPLACES_STOPPED = "the node that serves is replaced while it is stopped"
 WITHOUT_LAST_CALL = "survivors meet again without a last call"
 KEEPS_RANKS = "who stays keeps its rank"
+NOT_COUNTED = "a node whose join has timed out is counted no more"
 MAY_LEAVE = "a node may leave, as finished or not, and the run goes on"
 STANDS_BY = "a surplus node stands by and disturbs nobody"
 ONE_SIZE = "a node that asks for another size is refused"
@@ -275,6 +276,7 @@ CANNOT: dict[str, dict[str, str]] = {
     MAY_END_FIRST: dict.fromkeys(_AT_AN_ADDRESS, STAYS),
     WITHOUT_LAST_CALL: dict.fromkeys(_OLD_ETCD, "with one: the protocol does not tell survivors from newcomers"),
     KEEPS_RANKS: dict.fromkeys(_OLD_ETCD, "ranks are the order of arrival"),
+    NOT_COUNTED: dict.fromkeys(_OLD_ETCD, "it is missed when all are to confirm: the state has no word for leaving"),
     MAY_LEAVE: dict.fromkeys(_OLD_ETCD, "who shuts down closes the run for everybody"),
     STANDS_BY: dict.fromkeys(_OLD_ETCD, "it counts as waiting, so that the others join again; its own time runs out"),
     ONE_SIZE: dict.fromkeys(_OLD_ETCD, "everybody goes by its own numbers: the state has no place for them"),

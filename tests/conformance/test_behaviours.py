@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.conformance.backend_kinds import (
     KEEPS_RANKS,
     MAY_LEAVE,
     MEDIUM_AWAY,
+    NOT_COUNTED,
     SAYS_HOW,
     SHARE_ENDPOINT,
     START,
@@ -147,6 +149,21 @@ def test_a_time_out_says_who_is_here_and_what_is_awaited(driver: BackendDriver) 
     # A server that a node has just started listens first for nodes of an earlier life (rule 14).
     assert "2 of at least 3 nodes are here" in text or "2 of 3 nodes are here" in text
     assert "1 more must come" in text or "the server has just started" in text
+
+
+def test_a_join_that_timed_out_is_counted_no_more(driver: BackendDriver) -> None:
+    """Its handler is still there, and was not shut down."""
+    (a,) = driver.nodes("a", nodes=3)
+    gone, other = driver.nodes("gone", "other", nodes=3, join_timeout=1.5)
+    a.join()
+    gone.join()
+    gone.failed("RendezvousTimeoutError")
+    other.join()
+    text = other.failed("RendezvousTimeoutError")
+    if driver.limit(NOT_COUNTED):
+        assert re.search(r"of the 3 nodes of version 1 ha(s|ve) confirmed", text), text
+        return
+    assert re.search(r"2 of (at least )?3 nodes are here \((a, other|other, a)\)", text), text
 
 
 def test_two_nodes_of_one_process_are_two_members(driver: BackendDriver) -> None:

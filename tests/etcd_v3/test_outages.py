@@ -310,10 +310,11 @@ def test_a_full_database_says_what_to_do_and_the_run_goes_on_once_it_is_done(
         by_rank(rest, round=2, size=2)
 
 
+@pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 def test_a_finish_that_a_full_database_refuses_is_a_finish_once_there_is_room(
-    processes: EtcdProcesses, run: str
+    processes: EtcdProcesses, run: str, version: str
 ) -> None:
-    with etcd("3.5", 3, "--quota-backend-bytes", "2000000") as cluster, observing(cluster.endpoints, run) as observer:
+    with etcd(version, 3, "--quota-backend-bytes", "2000000") as cluster, observing(cluster.endpoints, run) as observer:
         nodes = form(processes, cluster.endpoints, run, *"abc", nodes=3)
         server = observer.server(nodes)
         until(lambda: observer.known().met > 0, "all is written")

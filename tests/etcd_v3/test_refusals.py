@@ -91,9 +91,11 @@ def test_an_etcd_that_is_not_there_is_waited_for_and_each_member_is_named(proces
     assert "no-such-host.invalid:2379: the name is not known (DNS)" in said
 
 
+@pytest.mark.parametrize("version", ["3.5", pytest.param("3.4", marks=pytest.mark.soak)])
 def test_unreachable_members_first_in_the_list_do_no_harm(
-    processes: EtcdProcesses, cluster: Cluster, run: str, web: str, silent: str
+    processes: EtcdProcesses, run: str, web: str, silent: str, version: str
 ) -> None:
+    cluster = shared(version, 3)
     a, b = processes.nodes("a", "b")
     a.join(f"{silent},{cluster.endpoint}", 2, run)
     b.join(f"127.0.0.1:1,{web},no-such-host.invalid:2379,{cluster.endpoints}", 2, run)

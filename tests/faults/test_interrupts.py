@@ -341,6 +341,14 @@ def test_while_in_a_world(meeting: Meeting, do: str) -> None:
     assert why.startswith("a withdrew"), why
 
 
+@pytest.mark.parametrize("meeting", ["etcd"], indirect=True)
+def test_while_it_waits_for_a_key_in_etcd(meeting: Meeting) -> None:
+    program = meeting.program("read_store", 1, store="etcd")
+    program.expect("waits")
+    program.interrupt()
+    meeting.left_behind()
+
+
 @pytest.mark.parametrize("meeting", ["server", "etcd", "file"], indirect=True)
 def test_while_it_stays_for_the_others(meeting: Meeting) -> None:
     """It has finished: the others do not mind, whatever becomes of its process.
