@@ -292,11 +292,11 @@ def test_a_wait_for_what_has_changed_already_is_none(medium: Medium) -> None:
     """Rule 17b: a change between a read and the wait for the next one is not missed."""
     register = medium.open()
     first = written(register, ONE)
-    register.wait(None, PATIENCE_S)
+    assert register.wait(None, PATIENCE_S) is not None
     second = written(register, TWO, first)
-    register.wait(first.token, PATIENCE_S)
+    assert register.wait(first.token, PATIENCE_S) is not None
     medium.empty()
-    register.wait(second.token, PATIENCE_S)
+    assert register.wait(second.token, PATIENCE_S) is not None
     assert register.read() is None
 
 

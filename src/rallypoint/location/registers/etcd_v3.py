@@ -55,6 +55,8 @@ class EtcdV3Register(Register):
         """Whether it was granted for a record that was not written: then it goes with the claim that failed."""
         self._revision = 0
         """That of the last answer: what is written later is heard by a watch from there on."""
+        self._shown: int | None = None
+        """The token of the record as the last answer showed it, 0 where it showed none; None before the first answer."""
         self._found_lease = 0
         """The lease that the record was last seen on."""
         self._has_told_of_old_keys = False
@@ -72,10 +74,10 @@ class EtcdV3Register(Register):
         there = {kv.key: kv for kv in found.kvs}
         record = there.get(keys.record.encode())
         if record is None:
-            self._found_lease = 0
+            self._found_lease = self._shown = 0
             self._look_for_old_keys(there)
             return None
-        self._found_lease = record.lease
+        self._found_lease, self._shown = record.lease, record.mod_revision
         lives = _claim_key(keys, record.value) in there
         return Entry(record.value, record.mod_revision, lives)
 
@@ -109,6 +111,8 @@ class EtcdV3Register(Register):
 
     def wait(self, token: int | None, timeout_s: float) -> int | None:
         deadline = time.monotonic() + timeout_s
+        if self._shown not in (None, token or 0):
+            return self._revision  # an answer has shown the change already, and no watch tells of it once more
         try:
             watch = self._open_watch()
             while (left_s := deadline - time.monotonic()) > 0:
@@ -150,6 +154,7 @@ class EtcdV3Register(Register):
         if not wrote.succeeded:
             return None
         self._revision, self._found_lease = max(self._revision, wrote.revision), run_lease.id
+        self._shown = wrote.revision
         self._is_run_lease_unused = False
         self._epochs = {record.epoch} if record.claim is not None else set()
         return Entry(value, wrote.revision, record.claim is not None)
