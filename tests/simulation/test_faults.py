@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.client.view import State
 from rallypoint.core.model import Phase
-from rallypoint.messages.types import Reason
 from rallypoint.record import Record
 from simulation import schedule
 from simulation.cluster import Cluster
 from simulation.commands import perform
 from simulation.elected_cluster import ElectedCluster
-from simulation.elected_invariants import ElectedInvariants
 from simulation.virtual_process import VirtualProcess
 
 SEEDS = range(1, 120, 2)
@@ -72,35 +69,3 @@ def test_nodes_come_and_go_and_writes_arrive_in_every_situation(seen: set[tuple[
     # A process that hears nothing of others, and one that serves and hears nothing: what is lost has one direction.
     wanted |= {("mute", who) for who in ("it serves", "another one serves")}
     assert wanted - seen == set()
-
-
-def test_a_giving_up_that_was_acknowledged_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule 17c: where all are needed it ends the run, and whoever gave up is not told before that is recorded."""
-    gave_up: dict[VirtualProcess, str] = {}
-    recorded: list[str] = []
-    leave, heard = VirtualProcess.leave, ElectedInvariants.heard
-
-    def leaves(process: VirtualProcess, reason: Reason) -> None:
-        world, bounds = process.view.world, process.elected.bounds
-        holds = process.view.state is State.HOLDS and bounds.min == bounds.max and process.leaving is None
-        if reason is Reason.GAVE_UP and holds and world is not None:
-            gave_up[process] = world.seal_id
-        leave(process, reason)
-
-    def is_heard(invariants: ElectedInvariants, process: VirtualProcess) -> None:
-        heard(invariants, process)
-        seal_id, cluster = gave_up.pop(process, ""), invariants.cluster
-        record, run = cluster.register.record(), cluster.serving(process).run
-        if not seal_id or record is None or invariants.forgot:
-            return
-        invariants.require(process.id not in run.active, f"{process.name} gave up, and counts as a member still")
-        if run.phase is Phase.CLOSED and run.incarnation == record.incarnation:
-            invariants.require(record.closing is not None, f"{process.name} gave up, and the record does not say so")
-            recorded.append(seal_id)
-
-    monkeypatch.setattr(VirtualProcess, "leave", leaves)
-    monkeypatch.setattr(ElectedInvariants, "heard", is_heard)
-    for seed in range(1, 600, 2):
-        if schedule.setup(seed)[0].bounds.min == schedule.setup(seed)[0].bounds.max:
-            assert schedule.play(seed).failure == ""
-    assert recorded, "it has happened"
