@@ -319,6 +319,8 @@ class ElectedInvariants(NodeInvariants):
         server = self.cluster.serving(peer)
         if peer.close_asked:
             self._closing_heard(peer)
+        if peer.leaving is Reason.GAVE_UP:
+            self._giving_up_heard(peer, server)
         counts = view.world is not None and server.decided.finished.get(view.node.id) == view.world.rank
         finishes = (
             view.state is State.FINISHED and peer.leaving is Reason.FINISHED and peer.process not in self._counted
@@ -343,6 +345,15 @@ class ElectedInvariants(NodeInvariants):
             f"{peer.name} was told that {asked} is closed, but the record does not say so",
         )
         self.closed.add(asked)
+
+    def _giving_up_heard(self, peer: VirtualProcess, server: VirtualServer) -> None:
+        """The giving up of a member was acknowledged: where the run ends with it, the record says so."""
+        run, record = server.decided, self.cluster.register.record()
+        ended = run.closing is not None and run.closing.why.startswith(f"{peer.name} {Reason.GAVE_UP.value}")
+        if ended and record is not None and record.incarnation == run.incarnation and not self.forgot:
+            self.require(
+                record.closing is not None, f"{peer.name} was told that its giving up counts before that was recorded"
+            )
 
     def node_got_world(self, agent: Agent, before: View) -> None:
         """A node has a place: it was in the register before anybody heard of it (rule 17c)."""

@@ -178,6 +178,18 @@ MUTANTS = [
         "self._send(caller, protocol.frame(protocol.Done(ask.number, True)), effects)",
     ),
     Mutant(
+        "a giving up is acknowledged before it is recorded",
+        "server/coordinator.py",
+        "        if isinstance(ask, protocol.AskHeard) and node_id:\n",
+        "        hosted = self.runs.known.get(run_id)\n"
+        "        leave = hosted.withheld[-1].taken.leave if hosted is not None and hosted.withheld else None\n"
+        "        if leave is not None and leave.reason.value == 'gave up':\n"
+        "            self._send(caller, protocol.frame(protocol.Done(ask.number, True)), effects)\n"
+        "            return\n"
+        "        if isinstance(ask, protocol.AskHeard) and node_id:\n",
+        complaint="its giving up counts before that was recorded",
+    ),
+    Mutant(
         "staleness by the reader's own settings",
         "location/claiming.py",
         "stale = started - watched.resting_since > claim.rest_s",
