@@ -25,12 +25,12 @@ class Store(ABC):
     raises `StoreTimeoutError`.
     """
 
-    @abstractmethod
-    def set(self, key: str, value: bytes | str) -> None: ...
+    def set(self, key: str, value: bytes | str) -> None:
+        self.multi_set([key], [value])
 
-    @abstractmethod
     def get(self, key: str) -> bytes:
         """The value; waits until there is one.  A key that is only a queue has the empty value."""
+        return self.multi_get([key])[0]
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
@@ -59,9 +59,9 @@ class Store(ABC):
     def delete_key(self, key: str) -> bool:
         """Whether there was a value to delete.  Queues are left alone."""
 
-    @abstractmethod
     def num_keys(self) -> int:
         """How many keys have values, in the whole store; queues do not count."""
+        return len(self.list_keys())
 
     @abstractmethod
     def list_keys(self) -> list[str]:

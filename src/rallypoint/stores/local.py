@@ -94,15 +94,9 @@ class LocalStore(Store):
 
     # The contract -----------------------------------------------------------------------------------------------------
 
-    def set(self, key: str, value: bytes | str) -> None:
-        self._change(f"set {name_some([key])}", Query.SET, Operation(Verb.PUT, encode_key(key), encode_value(value)))
-
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         puts = [Operation(Verb.PUT, name, value) for name, value in encode_pairs(keys, values)]
         self._change(f"set {name_some(keys)}", Query.MULTI_SET, *puts)
-
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names = encode_keys(keys)

@@ -157,9 +157,6 @@ class EtcdV2Store(Store):
             if self._keys.delete(path, deadline, index=node.modified):
                 return True
 
-    def num_keys(self) -> int:
-        return len(self.list_keys())
-
     def list_keys(self) -> list[str]:
         nodes = self._keys.read(self._prefix, self._request_deadline()).nodes
         return [decode_key(of_file(node.key)) for node in nodes if not node.is_directory]

@@ -74,19 +74,11 @@ class EtcdV3Store(Store):
 
     # Values -----------------------------------------------------------------------------------------------------------
 
-    def set(self, key: str, value: bytes | str) -> None:
-        name, new = encode_key(key), encode_value(value)
-        with self._asking(f"set {key!r}", Query.SET, name, new):
-            self._changes.make(lambda: self._writing(name, new, None))
-
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         pairs = dict(encode_pairs(keys, values))
         with self._asking(f"set {name_some(keys)}", Query.MULTI_SET, *itertools.chain(*pairs.items())):
             for batch in _batches(pairs):
                 self._changes.make(partial(self._writing_all, batch))
-
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names, deadline, asked = encode_keys(keys), self._deadline(), f"get {name_some(keys)}"
@@ -131,9 +123,6 @@ class EtcdV3Store(Store):
 
         with self._asking(f"delete {key!r}", Query.DELETE, name):
             return self._changes.make(plan)[0]
-
-    def num_keys(self) -> int:
-        return len(self.list_keys())
 
     def list_keys(self) -> list[str]:
         with self._asking("list the keys"):
