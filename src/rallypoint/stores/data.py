@@ -134,12 +134,10 @@ class KeyValues(Generic[W]):
         return sum_of(key, self.values.get(key), amount)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        present = self.values.get(key)
-        if present is None and expected:
-            return expected
-        if present is None or present == expected:
-            self.put(key, desired)
-        return self.get(key)
+        result, new = swapped(self.get(key) if key in self.values else None, expected, desired)
+        if new is not None:
+            self.put(key, new)
+        return result
 
     def delete(self, key: bytes) -> bool:
         return self.values.pop(key, None) is not None
@@ -255,6 +253,13 @@ def sum_of(key: bytes, present: bytes | bytearray | None, amount: int) -> int:
     if not _SMALLEST <= total <= _LARGEST:
         raise StoreError(f"cannot add {amount} to {_shown(key)}: {total} does not fit into 64 bits")
     return total
+
+
+def swapped(present: bytes | None, expected: bytes, desired: bytes) -> tuple[bytes, bytes | None]:
+    """What `compare_set` returns of a value, and what it writes; None where it writes nothing."""
+    if present == expected or (present is None and not expected):
+        return desired, desired
+    return expected if present is None else present, None
 
 
 def _drop(lists: dict[bytes, OrderedDict[W, None]], key: bytes, waiter: W) -> None:

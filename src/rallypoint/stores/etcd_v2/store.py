@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from rallypoint import forks
 from rallypoint.stores.base import DEFAULT_TIMEOUT, Store, decode_key, encode_value, in_64_bits
-from rallypoint.stores.data import read_number, sum_of
+from rallypoint.stores.data import read_number, sum_of, swapped
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreTimeoutError
 from rallypoint.stores.etcd_v2.encoding import (
     as_file,
@@ -140,13 +140,7 @@ class EtcdV2Store(Store):
 
     def compare_set(self, key: str | bytes, expected: bytes | str, desired: bytes | str) -> bytes:
         wanted, new = encode_value(expected), encode_value(desired)
-
-        def decide(present: bytes | None) -> tuple[bytes, bytes | None]:
-            if present == wanted or (present is None and not wanted):
-                return new, new
-            return wanted if present is None else present, None
-
-        return self._edit(key, decide)
+        return self._edit(key, lambda present: swapped(present, wanted, new))
 
     def delete_key(self, key: str | bytes) -> bool:
         path, deadline = self._path(key), self._request_deadline()

@@ -30,7 +30,7 @@ from rallypoint.stores.base import (
     in_64_bits,
     name_some,
 )
-from rallypoint.stores.data import read_number, sum_of
+from rallypoint.stores.data import read_number, sum_of, swapped
 from rallypoint.stores.errors import QueueEmptyError, StoreError, StoreForkError
 from rallypoint.stores.etcd_v3.exactly_once import ExactlyOnce, GuardedWrite, StoreLease
 from rallypoint.stores.etcd_v3.key_layout import KeyLayout, Queue, SplitValue, read_queue, read_value, written_queue
@@ -94,16 +94,9 @@ class EtcdV3Store(Store):
         return self._add(f"add {amount} to {key!r}", encode_key(key), amount)[0]
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        wanted, new = encode_value(expected), encode_value(desired)
-
-        def decide(present: bytes | None) -> tuple[bytes, bytes | None]:
-            if present == wanted or (present is None and not wanted):
-                return new, new
-            return wanted if present is None else present, None
-
-        name = encode_key(key)
+        name, wanted, new = encode_key(key), encode_value(expected), encode_value(desired)
         with self._asking(f"compare and set {key!r}", Query.COMPARE_SET, name, wanted, new):
-            return self._edit(name, decide)[0]
+            return self._edit(name, lambda present: swapped(present, wanted, new))[0]
 
     def append(self, key: str, value: bytes | str) -> None:
         name, more = encode_key(key), encode_value(value)
