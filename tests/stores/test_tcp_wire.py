@@ -181,12 +181,12 @@ def test_answers_are_read() -> None:
     assert answer(replies.read_counted_values, wire.NUMBER.pack(2) + two) == [b"one", b""]
     assert answer(replies.read_popped, wire.NUMBER.pack(3) + wire.text(b"one")) == b"one"
     assert answer(replies.read_popped, wire.NUMBER.pack(0)) is None
-    assert answer(replies.read_values_if_ready(2), b"\0" + two) == [b"one", b""]
-    assert answer(replies.read_values_if_ready(1), b"\1" + wire.text(b"")) is None
-    assert answer(replies.read_value_if_ready, b"\0" + wire.text(b"one")) == b"one"
-    assert answer(replies.read_value_if_ready, b"\0" + wire.text(b"")) == b""
-    assert answer(replies.read_value_if_ready, b"\1" + wire.text(b"")) is None
+    assert answer(replies.if_ready(replies.read_values(2)), b"\0" + two) == [b"one", b""]
+    assert answer(replies.if_ready(replies.read_values(1)), b"\1" + wire.text(b"")) is None
+    assert answer(replies.if_ready(replies.read_value), b"\0" + wire.text(b"one")) == b"one"
+    assert answer(replies.if_ready(replies.read_value), b"\0" + wire.text(b"")) == b""
+    assert answer(replies.if_ready(replies.read_value), b"\1" + wire.text(b"")) is None
     with pytest.raises(ProtocolError, match="answered 2"):
         answer(replies.read_flag, b"\2")
     with pytest.raises(ProtocolError, match="answered 2"):
-        answer(replies.read_value_if_ready, b"\2" + wire.text(b""))
+        answer(replies.if_ready(replies.read_value), b"\2" + wire.text(b""))

@@ -50,15 +50,8 @@ class StoreConnection:
 
     def ask(self, asked: Asked, request: bytes, reader: Reader[T], answer_timeout_s: float) -> T:
         """One request and its answer.  Other threads, and the server, are waited for as long as `answer_timeout_s`."""
-        self._begin(asked, answer_timeout_s)
-        began = time.monotonic()
-        try:
+        with self.exchange(asked, answer_timeout_s):
             return self.say(request, reader, answer_timeout_s)
-        except BaseException as exc:
-            self._fail(asked, exc, time.monotonic() - began)
-            raise
-        finally:
-            self._lock.release()
 
     @contextmanager
     def exchange(self, asked: Asked, answer_timeout_s: float) -> Iterator[None]:

@@ -33,7 +33,10 @@ def read_nonce(take: Take) -> int:
 
 def read_flag(take: Take) -> bool:
     """True for 0, which means ready or done waiting; False for 1: not ready, or the wait was cancelled."""
-    return _is_ready(take(1)[0])
+    code = take(1)[0]
+    if code > 1:
+        raise ProtocolError(f"it answered {code} where only 0 and 1 have a meaning")
+    return code == READY
 
 
 def read_value(take: Take) -> bytes:
@@ -56,25 +59,12 @@ def read_popped(take: Take) -> bytes | None:
     return read_value(take) if read_number(take) > 0 else None
 
 
-def read_value_if_ready(take: Take) -> bytes | None:
-    """The answers to a check and to a get sent along with it: None if the key was not there."""
-    head = take(9)  # the flag, and the length of the value
-    value = take(LENGTH.unpack_from(head, 1)[0])
-    return value if _is_ready(head[0]) else None
+def if_ready(reader: Reader[T]) -> Reader[T | None]:
+    """The answers to a check and to another query sent along with it: None if one of the keys was not there."""
 
-
-def read_values_if_ready(count: int) -> Reader[list[bytes] | None]:
-    """The answers to a check and to a multi_get sent along with it: None if one of the keys was not there."""
-
-    def read(take: Take) -> list[bytes] | None:
+    def read(take: Take) -> T | None:
         ready = read_flag(take)
-        values = read_values(count)(take)
-        return values if ready else None
+        answer = reader(take)
+        return answer if ready else None
 
     return read
-
-
-def _is_ready(code: int) -> bool:
-    if code > 1:
-        raise ProtocolError(f"it answered {code} where only 0 and 1 have a meaning")
-    return code == READY

@@ -106,7 +106,7 @@ class TcpStore(Store):
         self._ask(("set", key), Query.SET, [_name(key), encode_value(value)], replies.read_nothing)
 
     def get(self, key: str) -> bytes:
-        return self._when_there(("get", key), [_name(key)], Query.GET, replies.read_value_if_ready)
+        return self._when_there(("get", key), [_name(key)], Query.GET, replies.read_value)
 
     def add(self, key: str, amount: int) -> int:
         return self._ask(("add to", key), Query.ADD, [_name(key)], replies.read_number, in_64_bits(amount))
@@ -138,7 +138,7 @@ class TcpStore(Store):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         if not (names := _names(keys)):
             return []
-        return self._when_there(("get", *keys), names, Query.MULTI_GET, replies.read_values_if_ready(len(names)))
+        return self._when_there(("get", *keys), names, Query.MULTI_GET, replies.read_values(len(names)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         texts = [text for key, value in encode_pairs(keys, values) for text in (_KEY_START + key, value)]
@@ -189,11 +189,11 @@ class TcpStore(Store):
 
     # Talking ----------------------------------------------------------------------------------------------------------
 
-    def _when_there(self, asked: Asked, names: Sequence[bytes], query: Query, reader: Reader[T | None]) -> T:
+    def _when_there(self, asked: Asked, names: Sequence[bytes], query: Query, reader: Reader[T]) -> T:
         """An answer as soon as all keys are there; where they are there already, that takes one round trip."""
-        deadline = self._deadline()
+        deadline, if_ready = self._deadline(), replies.if_ready(reader)
         request = self._request(asked, Query.CHECK, names) + wire.request(query, names)
-        while (answer := self._connection.ask(asked, request, reader, self._answer_timeout_s)) is None:
+        while (answer := self._connection.ask(asked, request, if_ready, self._answer_timeout_s)) is None:
             self._wait(asked, names, deadline)
         return answer
 
