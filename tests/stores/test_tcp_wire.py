@@ -41,9 +41,8 @@ GOLDEN = {
 
 
 def example(query: Query) -> Request:
-    fields, counted = query.fields, query.counted
-    texts = [TEXTS[field] for field in fields if field in TEXTS] * (2 if counted else 1)
-    number = -2 if "q" in fields else 0xFFFFFFFE if "I" in fields else 0
+    texts = [TEXTS[field] for field in query.fields] * (2 if query.counted else 1)
+    number = {wire.NUMBER: -2, wire.NONCE: 0xFFFFFFFE, None: 0}[query.number]
     return query, texts, number
 
 

@@ -66,8 +66,6 @@ class TcpStore(Store):
         self.port = port
         self._secret = secret
         self._limits = limits or StoreLimits()
-        # What is short in all has no part that is too long.
-        self._surely_short = min(self._limits.value_bytes, self._limits.key_bytes)
         self.set_timeout(timeout)
         # Whatever is acquired below is given back when the store is closed, or forgotten.
         acquired: list[Callable[[], None]] = []
@@ -224,11 +222,9 @@ class TcpStore(Store):
             here = self._ask(asked, Query.ADD, [_WORKERS_KEY], replies.read_number, 0)
 
     def _request(self, asked: Asked, query: Query, texts: Sequence[bytes], number: int = 0) -> bytes:
-        request, limits = wire.request(query, texts, number), self._limits
-        is_surely_short = len(request) <= self._surely_short and len(texts) <= limits.keys
-        if not is_surely_short and (why := wire.why_too_large(query, texts, limits)):
+        if why := wire.why_too_large(query, texts, self._limits):
             raise StoreError(f"cannot {self._connection.what(asked)}: {why}")
-        return request
+        return wire.request(query, texts, number)
 
 
 def _name(key: str) -> bytes:

@@ -27,16 +27,18 @@ class ProtocolError(Exception):
 class Query(IntEnum):
     """What a client can ask, by its number, and its fields: k is a key, v a value, q a signed and I an unsigned number.
 
-    Where they follow a star, a count comes first, and then as many times the fields.
+    Where they follow a star, a count comes first, and then as many times the fields.  A number comes last.
     """
 
     fields: str
     counted: bool
+    number: struct.Struct | None
 
     def __new__(cls, code: int, fields: str) -> Query:
         query = int.__new__(cls, code)
         query._value_ = code
-        query.fields, query.counted = fields.removeprefix("*"), fields.startswith("*")
+        query.fields, query.counted = fields.strip("*qI"), fields.startswith("*")
+        query.number = {"q": NUMBER, "I": NONCE}.get(fields[-1:])
         return query
 
     VALIDATE = 0, "I"
@@ -60,21 +62,7 @@ class Query(IntEnum):
     BARRIER = 18, "kq"
 
 
-_NUMBERS = {"q": NUMBER, "I": NONCE}
-# By the number of a query: itself, its first byte, its fields, how many of them are counted as one, and the form of its
-# number.  What looks at an enumeration takes several times as long.
-_PLANS = tuple(
-    (
-        query,
-        bytes((query,)),
-        tuple(_NUMBERS.get(field, field) for field in query.fields),
-        len(query.fields) * query.counted,
-        _NUMBERS.get(query.fields[-1:]),
-    )
-    for query in Query
-)
-_INTRODUCTION = int(Query.VALIDATE)
-_pack_length, _unpack_length = LENGTH.pack, LENGTH.unpack_from
+_QUERIES = tuple(Query)
 
 
 @dataclass(frozen=True)
@@ -105,14 +93,13 @@ def text(content: bytes) -> bytes:
 
 def request(query: Query, texts: Sequence[bytes] = (), number: int = 0) -> bytes:
     """What a client sends."""
-    _, head, _, counted, form = _PLANS[query]
-    parts = [head]
-    if counted:
-        parts.append(_pack_length(len(texts) // counted))
+    parts = [bytes((query,))]
+    if query.counted:
+        parts.append(LENGTH.pack(len(texts) // len(query.fields)))
     for content in texts:
-        parts += (_pack_length(len(content)), content)
-    if form is not None:
-        parts.append(form.pack(number))
+        parts += (LENGTH.pack(len(content)), content)
+    if query.number is not None:
+        parts.append(query.number.pack(number))
     return b"".join(parts)
 
 
@@ -161,45 +148,39 @@ class RequestReader:
 
 def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, None]:
     """Each request as soon as it is complete; where bytes are missing, its query (None between two), to be sent more."""
-    surely_short = min(limits.key_bytes, limits.value_bytes)
     data, at, introduced = b"", 0, False
     while True:
         if at == len(data):
             data, at = b"", 0  # nothing is kept while the peer is silent
             while not data:
                 data = yield None
-        code = data[at]
-        if code >= len(_PLANS):
-            raise ProtocolError(f"it sent the unknown query {code}")
-        query, _, fields, counted, _ = _PLANS[code]
+        if data[at] >= len(_QUERIES):
+            raise ProtocolError(f"it sent the unknown query {data[at]}")
+        query = _QUERIES[data[at]]
+        fields = query.fields
         at += 1
-        if (code == _INTRODUCTION) == introduced:
+        if (query is Query.VALIDATE) == introduced:
             early = f"it sent {query.name.lower()} before it introduced itself"
             raise ProtocolError("it introduced itself twice" if introduced else early)
         introduced = True
         texts: list[bytes] = []
         number = size = 0
-        if counted:
+        if query.counted:
             if at + 8 > len(data):
                 data, at = (yield from _more(data[at:], 8, query)), 0
-            (times,) = _unpack_length(data, at)
+            (times,) = LENGTH.unpack_from(data, at)
             at += 8
             if times > limits.keys:
                 raise ProtocolError(f"{_said(query)} names {times} keys; the limit is {limits.keys}")
             fields *= times
         for field in fields:
-            if not isinstance(field, str):
-                if at + field.size > len(data):
-                    data, at = (yield from _more(data[at:], field.size, query)), 0
-                (number,) = field.unpack_from(data, at)
-                at += field.size
-                continue
             if at + 8 > len(data):
                 data, at = (yield from _more(data[at:], 8, query)), 0
-            (length,) = _unpack_length(data, at)
+            (length,) = LENGTH.unpack_from(data, at)
             at += 8
-            if length > surely_short and length > (limit := _limit(field, limits))[1]:
-                raise ProtocolError(f"{_said(query)} has a {limit[0]} of {length} bytes; the limit is {limit[1]}")
+            what, limit = _limit(field, limits)
+            if length > limit:
+                raise ProtocolError(f"{_said(query)} has a {what} of {length} bytes; the limit is {limit}")
             if size + length > limits.request_bytes:
                 raise ProtocolError(f"{_said(query)} is longer than {limits.request_bytes} bytes")
             size += 8 + length
@@ -207,6 +188,11 @@ def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, N
                 data, at = (yield from _more(data[at:], length, query)), 0
             texts.append(data[at : at + length])
             at += length
+        if query.number is not None:
+            if at + query.number.size > len(data):
+                data, at = (yield from _more(data[at:], query.number.size, query)), 0
+            (number,) = query.number.unpack_from(data, at)
+            at += query.number.size
         yield query, texts, number
 
 
