@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import selectors
 import socket
 import subprocess
 import sys
@@ -164,9 +165,9 @@ def test_a_fault_of_ours_costs_one_connection(server: StoreServer, caplog: pytes
         assert good.recv(8, socket.MSG_WAITALL) == wire.NUMBER.pack(0)
 
 
-@pytest.mark.parametrize("kind", [tcp_server.Readiness, tcp_server.PollReadiness])
+@pytest.mark.parametrize("kind", [selectors.DefaultSelector, selectors.PollSelector])
 def test_a_server_needs_no_epoll(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_server, "Readiness", kind)
+    monkeypatch.setattr(selectors, "DefaultSelector", kind)
     server = StoreServer()
     server.start_in_thread(listen("127.0.0.1"))
     with TcpStore("127.0.0.1", server.port, timeout=SOON) as store, dial(server) as slow:

@@ -10,9 +10,8 @@ key.  So it listens on the address that it was given, and on no other.
 from __future__ import annotations
 
 import logging
-import select
+import selectors
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -30,30 +29,9 @@ _ACCEPTED_AT_ONCE = 256
 _PAUSE_S = 0.5
 _STOP_TIMEOUT_S = 10.0
 
-_READABLE, _WRITABLE = select.POLLIN, select.POLLOUT
+_READABLE, _WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _log = logging.getLogger("rallypoint.stores")
-
-
-class PollReadiness:
-    """Which of many sockets are ready, for systems without epoll."""
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self.register, self.modify, self.unregister = self._poll.register, self._poll.modify, self._poll.unregister
-
-    def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
-        """The file descriptors that are ready, and for what."""
-        return self._poll.poll(None if timeout_s is None else 1000 * timeout_s)
-
-    def close(self) -> None:
-        """Nothing to close: the system keeps nothing of it."""
-
-
-if sys.platform == "linux":
-    Readiness = select.epoll
-else:
-    Readiness = PollReadiness
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -83,7 +61,6 @@ class StoreServer:
         self._connections: dict[StoreSession, _AcceptedConnection] = {}
         self.broken: list[tuple[_AcceptedConnection, OSError]] = []
         self._paused_until: float | None = None
-        self._when_ready: dict[int, Callable[[int], object]] = {}
         # May be set in the middle of a step: a store that hosts this server may be collected in the server's own thread.
         self._stopped = False
 
@@ -108,7 +85,7 @@ class StoreServer:
         self._address = sock.getsockname()[:2]
         sock.setblocking(False)
         self._sock = sock
-        self.readiness = Readiness()
+        self.selector = selectors.DefaultSelector()
         self.watch(sock, self._accept)
         self._alarm, self._ring = socket.socketpair()
         self.watch(self._ring, lambda _: self._ring.recv(1))
@@ -140,7 +117,7 @@ class StoreServer:
         assert self._sock is not None
         for sock in (self._sock, self._alarm, self._ring, *(each.sock for each in self._connections.values())):
             sock.close()
-        self.readiness.close()
+        self.selector.close()
 
     def _run(self, sock: socket.socket) -> None:
         try:
@@ -155,10 +132,8 @@ class StoreServer:
         if self._paused_until is not None and (wait_s := self._paused_until - time.monotonic()) <= 0:
             self._paused_until = wait_s = None
             self.watch(sock, self._accept)
-        for fd, events in self.readiness.poll(wait_s):
-            handle = self._when_ready.get(fd)  # it may have been closed in this very step
-            if handle is not None:
-                handle(events)
+        for key, events in self.selector.select(wait_s):
+            key.data(events)
         while self.broken:
             connection, error = self.broken.pop()
             connection.end(error)
@@ -167,7 +142,7 @@ class StoreServer:
         sock.close()
         for connection in list(self._connections.values()):
             connection.end()
-        self.readiness.close()
+        self.selector.close()
         self._ring.close()
 
     def _accept(self, _: int) -> None:
@@ -180,7 +155,7 @@ class StoreServer:
             except OSError as exc:
                 # Mostly the system has no room for another: the connections that there are go on, and the others wait.
                 _log.warning("The store cannot accept a connection, and tries again in %s s: %s.", _PAUSE_S, exc)
-                self.forget(self._sock)
+                self.selector.unregister(self._sock)
                 self._paused_until = time.monotonic() + _PAUSE_S
                 return
             sock.setblocking(False)
@@ -191,15 +166,7 @@ class StoreServer:
 
     def watch(self, sock: socket.socket, handle: Callable[[int], object]) -> None:
         """From now on, let this handle whatever comes in on the socket."""
-        fd = sock.fileno()
-        self.readiness.register(fd, _READABLE)
-        self._when_ready[fd] = handle
-
-    def forget(self, sock: socket.socket) -> None:
-        """The socket is not watched any more."""
-        fd = sock.fileno()
-        self.readiness.unregister(fd)
-        del self._when_ready[fd]
+        self.selector.register(sock, _READABLE, handle)
 
     def wake(self, sessions: Sequence[StoreSession]) -> None:
         """They have nothing more to wait for."""
@@ -217,12 +184,11 @@ class StoreServer:
 
 
 class _AcceptedConnection:
-    __slots__ = ("_ends", "_receive", "_server", "_session", "_unsent", "_unsent_bytes", "is_open", "sock")
+    __slots__ = ("_ends", "_server", "_session", "_unsent", "_unsent_bytes", "is_open", "sock")
 
     def __init__(self, server: StoreServer, sock: socket.socket, session: StoreSession) -> None:
         self._server = server
         self.sock = sock
-        self._receive = sock.recv
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
         self._session = session
@@ -245,7 +211,7 @@ class _AcceptedConnection:
         if not self.is_open:
             return
         self.is_open = False
-        self._server.forget(self.sock)
+        self._server.selector.unregister(self.sock)
         self._unsent.clear()
         self.sock.close()
         self._server.lost(self._session, error)
@@ -256,7 +222,7 @@ class _AcceptedConnection:
         if self._ends or not self.is_open or events == _WRITABLE:
             return
         try:
-            data = self._receive(_RECEIVED_AT_ONCE)
+            data = self.sock.recv(_RECEIVED_AT_ONCE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
@@ -314,4 +280,4 @@ class _AcceptedConnection:
     def _await(self) -> None:
         """Says what is awaited from now on."""
         events = (0 if self._ends else _READABLE) | (_WRITABLE if self._unsent else 0)
-        self._server.readiness.modify(self.sock.fileno(), events)
+        self._server.selector.modify(self.sock, events, self._ready)
