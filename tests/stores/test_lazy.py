@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from rallypoint.stores import MemoryStore, Store, StoreError
-from rallypoint.stores.wrapper import LazyStore
+from rallypoint.stores import MemoryStore, PrefixStore, Store, StoreError
+from rallypoint.stores.wrapper import LazyPrefixStore
 from tests.support.store_threads import Threads, result
 
 USES: dict[str, Callable[[Store], object]] = {
@@ -36,15 +36,15 @@ USES: dict[str, Callable[[Store], object]] = {
 
 def filled() -> MemoryStore:
     store = MemoryStore(timedelta(seconds=5))
-    store.set("here", "value")
-    store.queue_push("waiting", "entry")
+    store.set("late/here", "value")
+    store.queue_push("late/waiting", "entry")
     return store
 
 
 def image(store: Store) -> tuple[object, ...]:
     """All that can be seen of a small store."""
     values = {key: store.get(key) for key in store.list_keys()}
-    return values, store.queue_len("q"), store.queue_len("waiting"), store.timeout
+    return values, store.queue_len("late/q"), store.queue_len("late/waiting"), store.timeout
 
 
 def test_all_of_the_contract_is_tried() -> None:
@@ -60,9 +60,9 @@ def test_each_use_opens_it_once_and_does_there_what_was_asked(use: str) -> None:
         opened.append(filled())
         return opened[-1]
 
-    late, plain = LazyStore(open_store), filled()
+    late, plain = LazyPrefixStore("late", open_store), filled()
     assert opened == []
-    assert USES[use](late) == USES[use](plain)
+    assert USES[use](late) == USES[use](PrefixStore("late", plain))
     assert len(opened) == 1
     assert image(opened[0]) == image(plain)
     assert late.underlying_store is opened[0]
@@ -73,7 +73,7 @@ def test_what_is_never_used_is_never_opened() -> None:
     def refuse() -> Store:
         raise AssertionError("it was opened")
 
-    assert LazyStore(refuse).has_extended_api()
+    assert LazyPrefixStore("late", refuse).has_extended_api()
 
 
 def test_many_threads_open_it_once(threads: Threads) -> None:
@@ -83,7 +83,7 @@ def test_many_threads_open_it_once(threads: Threads) -> None:
         opened.append(MemoryStore())
         return opened[-1]
 
-    late = LazyStore(open_store)
+    late = LazyPrefixStore("late", open_store)
     assert sorted(result(future) for future in [threads.start(late.add, "n", 1) for _ in range(16)]) == list(
         range(1, 17)
     )
@@ -98,7 +98,7 @@ def test_an_opening_that_failed_is_tried_again() -> None:
             raise failure
         return MemoryStore()
 
-    late = LazyStore(open_store)
+    late = LazyPrefixStore("late", open_store)
     with pytest.raises(StoreError, match="not yet"):
         late.num_keys()
     assert late.num_keys() == 0

@@ -21,7 +21,7 @@ from rallypoint.stores import PrefixStore, Store, StoreServer, StoreServerCore, 
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
 from rallypoint.stores.tcp.guarded import GuardedStoreCore
 from rallypoint.stores.tcp.server import listen
-from rallypoint.stores.wrapper import LazyStore
+from rallypoint.stores.wrapper import LazyPrefixStore
 from rallypoint.waiting import Deadline
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class StoreOffer:
         self.withdraw()
 
 
-class RoundStore(PrefixStore):
+class RoundStore(LazyPrefixStore):
     """The store of one sealed world, with that world's own keys only; it connects on first use.
 
     Rank 0 serves it, on the socket that it had bound before it joined, until it calls `stop`.  When the world is over for
@@ -133,10 +133,11 @@ class RoundStore(PrefixStore):
         self._watched = False
         self._stop = stop
         self.prefix = f"{member.run_id}/{placed.incarnation}/{placed.round}"
-        super().__init__(self.prefix, self._lazy(timeout))
+        super().__init__(self.prefix, lambda: self._open_in_round(timeout), self._judge)
 
     def clone(self) -> PrefixStore:
-        return PrefixStore(self.prefix, self._lazy(self.timeout))
+        timeout = self.timeout
+        return LazyPrefixStore(self.prefix, lambda: self._open_in_round(timeout), self._judge)
 
     def open(self, timeout: timedelta) -> PrefixStore:
         """The same keys over a connection of its own, which ends with the round."""
@@ -161,9 +162,6 @@ class RoundStore(PrefixStore):
         """The store below and a method that closes it; whoever holds the store holds that method's object."""
         store = TcpStore(self.host, self.port, timeout=timeout, secret=self.secret)
         return store, store.close
-
-    def _lazy(self, timeout: timedelta) -> LazyStore:
-        return LazyStore(lambda: self._open_in_round(timeout), self._judge)
 
     def _open_in_round(self, timeout: timedelta) -> Store:
         """Connect for as long as the round lasts; the connection ends with it."""

@@ -1,9 +1,8 @@
-"""Stores that pass every call on to another one: to a part of it, or to one that is opened when it is first used."""
+"""The keys of another store under a prefix; that store may be opened when it is first used."""
 
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -15,16 +14,27 @@ from rallypoint.stores.errors import StoreTimeoutError
 T = TypeVar("T")
 
 
-class WrapperStore(Store):
-    """What a store in front of another one does; a subclass may rename the keys, and says how the other one is asked."""
+class PrefixStore(Store):
+    """The keys of another store that begin with a prefix and a slash; here they are named without them.
 
-    @abstractmethod
+    Rounds and runs that share a server do not see each other's keys.  The time-out is that of the store below.
+    `num_keys` counts the keys of all of it, as torch's does; `list_keys` lists only its own.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self._prefix = prefix
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store one prefix below."""
+        return self._store
+
     def _ask(self, call: Callable[[Store], T]) -> T:
-        """Make a call on the store behind this one."""
+        return call(self.underlying_store)
 
     def _name(self, key: str) -> str:
-        """A key as the store behind this one knows it."""
-        return key
+        return f"{self._prefix}/{key}"
 
     def _names(self, keys: Sequence[str]) -> list[str]:
         if isinstance(keys, str):
@@ -56,7 +66,9 @@ class WrapperStore(Store):
         return self._ask(lambda store: store.num_keys())
 
     def list_keys(self) -> list[str]:
-        return self._ask(lambda store: store.list_keys())
+        start = self._name("")
+        keys = self._ask(lambda store: store.list_keys())
+        return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
     def append(self, key: str, value: bytes | str) -> None:
         self._ask(lambda store: store.append(self._name(key), value))
@@ -77,46 +89,6 @@ class WrapperStore(Store):
         return self._ask(lambda store: store.queue_len(self._name(key)))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        self._ask(lambda store: store.barrier(self._name(key), world_size, timeout))
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._ask(lambda store: store.timeout)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._ask(lambda store: store.set_timeout(timeout))
-
-    def clone(self) -> Store:
-        return self._ask(lambda store: store.clone())
-
-
-class PrefixStore(WrapperStore):
-    """The keys of another store that begin with a prefix and a slash; here they are named without them.
-
-    Rounds and runs that share a server do not see each other's keys.  The time-out is that of the store below.  `num_keys` counts the keys of all of it, as torch's does; `list_keys` lists
-    only its own.
-    """
-
-    def __init__(self, prefix: str, store: Store) -> None:
-        self._prefix = prefix
-        self._store = store
-
-    @property
-    def underlying_store(self) -> Store:
-        """The store one prefix below."""
-        return self._store
-
-    def _ask(self, call: Callable[[Store], T]) -> T:
-        return call(self._store)
-
-    def _name(self, key: str) -> str:
-        return f"{self._prefix}/{key}"
-
-    def list_keys(self) -> list[str]:
-        start = self._name("")
-        return [key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start)]
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """As torch's PrefixStore does it, so that both meet at one barrier: by two keys of its own."""
         in_64_bits(world_size)
         here = self.add(f"{key}/num_members", 1)
@@ -129,21 +101,31 @@ class PrefixStore(WrapperStore):
                 f"cannot pass the barrier {key!r} of {world_size}, at which this call was number {here}: {exc}"
             ) from exc
 
+    @property
+    def timeout(self) -> timedelta:
+        return self._ask(lambda store: store.timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._ask(lambda store: store.set_timeout(timeout))
+
     def clone(self) -> PrefixStore:
-        return PrefixStore(self._prefix, self._store.clone())
+        return self._ask(lambda store: PrefixStore(self._prefix, store.clone()))
 
 
 ExplainError = Callable[[Exception], Exception]
 """Given the error of a call, returns the error to raise; it may know more than the store does."""
 
 
-class LazyStore(WrapperStore):
-    """Opens a store on the first call, once: most nodes get a round's store and never ask it anything.
+class LazyPrefixStore(PrefixStore):
+    """Opens the store below on the first call, once: most nodes get a round's store and never ask it anything.
 
     An error of a call, or of opening, is raised as `explain` returns it.
     """
 
-    def __init__(self, open_store: Callable[[], Store], explain: ExplainError = lambda error: error) -> None:
+    def __init__(
+        self, prefix: str, open_store: Callable[[], Store], explain: ExplainError = lambda error: error
+    ) -> None:
+        self._prefix = prefix
         self._open_store = open_store
         self._explain = explain
         self._opened: Store | None = None
