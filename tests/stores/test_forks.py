@@ -25,7 +25,7 @@ PRELUDE = """
 import multiprocessing, os, sys, threading, traceback
 from datetime import timedelta
 from rallypoint.stores import *
-from rallypoint.stores.wrapper import LazyPrefixStore
+from rallypoint.stores.prefix import LazyPrefixStore
 
 multiprocessing.set_start_method("fork")
 SOON = timedelta(seconds=30)

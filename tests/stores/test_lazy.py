@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.stores import MemoryStore, PrefixStore, Store, StoreError
-from rallypoint.stores.wrapper import LazyPrefixStore
+from rallypoint.stores.prefix import LazyPrefixStore
 from tests.support.store_threads import Threads, result
 
 USES: dict[str, Callable[[Store], object]] = {

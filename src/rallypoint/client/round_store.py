@@ -19,9 +19,9 @@ from rallypoint.messages.notices import Placed
 from rallypoint.net import parse_endpoint, written
 from rallypoint.stores import PrefixStore, Store, StoreServer, StoreServerCore, TcpStore
 from rallypoint.stores.errors import RoundOverError, StoreConnectionError, StoreError, StoreForkError, StoreTimeoutError
+from rallypoint.stores.prefix import LazyPrefixStore
 from rallypoint.stores.tcp.guarded import GuardedStoreCore
 from rallypoint.stores.tcp.server import listen
-from rallypoint.stores.wrapper import LazyPrefixStore
 from rallypoint.waiting import Deadline
 
 if TYPE_CHECKING:

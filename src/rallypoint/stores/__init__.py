@@ -18,11 +18,11 @@ from rallypoint.stores.errors import (
 )
 from rallypoint.stores.file.store import FileStore
 from rallypoint.stores.memory import MemoryStore
+from rallypoint.stores.prefix import PrefixStore
 from rallypoint.stores.tcp.server import StoreServer, listen
 from rallypoint.stores.tcp.server_core import StoreServerCore
 from rallypoint.stores.tcp.store import TcpStore
 from rallypoint.stores.tcp.wire import StoreLimits
-from rallypoint.stores.wrapper import PrefixStore
 
 if TYPE_CHECKING:
     from rallypoint.stores.etcd_v3.store import EtcdV3Store
