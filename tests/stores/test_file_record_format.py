@@ -12,11 +12,10 @@ from rallypoint.stores.file.record_format import (
     LOG_START,
     DamagedFileError,
     Head,
-    Opening,
     StoreFileError,
     first_head,
     head_bytes,
-    judge,
+    opened_head,
 )
 
 RUN = b"r" * 16
@@ -81,37 +80,27 @@ def test_an_arrival_opens_the_barrier_for_who_waits_elsewhere() -> None:
 def test_the_whole_copy_of_the_head_counts_and_the_newer_of_two() -> None:
     old, new = HEAD._replace(commits=4, end=300), HEAD._replace(commits=5, end=400)
     both = head_bytes(new)
-    assert record_format.newest(record_format.read_copies(both)) == new
+    assert record_format.read_head(both) == new
     for torn in range(record_format.FIRST_COPY, record_format.SECOND_COPY):
         raw = both[:torn] + head_bytes(old)[torn:]
-        assert record_format.newest(record_format.read_copies(raw)) in (old, new)
-        assert record_format.read_copies(raw)[1] == old
+        assert record_format.read_head(raw) in (old, new)
+        assert record_format.read_copy(raw, record_format.SECOND_COPY) == old
     for torn in range(record_format.SECOND_COPY, len(both)):
         raw = both[:torn] + head_bytes(old)[torn:]
-        assert record_format.newest(record_format.read_copies(raw)) == new
-    assert record_format.newest(record_format.read_copies(bytes(LOG_START))) is None
-
-
-@pytest.mark.parametrize(
-    ("users", "in_use", "opening"),
-    [(0, False, Opening.JOIN), (0, True, Opening.JOIN), (2, True, Opening.JOIN), (2, False, Opening.START_ANEW)],
-)
-def test_a_file_that_nobody_uses_and_not_all_have_left_is_started_anew(
-    users: int, in_use: bool, opening: Opening
-) -> None:
-    assert judge(head_bytes(HEAD._replace(users=users)), LOG_START, in_use) is opening
+        assert record_format.read_head(raw) == new
+    assert record_format.read_head(bytes(LOG_START)) is None
 
 
 def test_a_beginning_that_was_cut_off_is_a_new_file_and_all_else_is_not_touched() -> None:
     whole = head_bytes(HEAD)
     for size in range(record_format.SECOND_COPY):
-        assert judge(whole[:size], size, in_use=False) is Opening.CREATE
+        assert opened_head(whole[:size], size, in_use=False) is None
     with pytest.raises(DamagedFileError):
-        judge(whole[:50], 50, in_use=True)
+        opened_head(whole[:50], 50, in_use=True)
     with pytest.raises(DamagedFileError):
-        judge(whole[:40] + bytes(216), 1000, in_use=False)
+        opened_head(whole[:40] + bytes(216), 1000, in_use=False)
     with pytest.raises(StoreFileError, match="begins with b'something else'"):
-        judge(b"something else", 14, in_use=False)
+        opened_head(b"something else", 14, in_use=False)
 
 
 def compacted(head: Head, size: int) -> Head:

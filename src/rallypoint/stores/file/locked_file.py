@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rallypoint.stores.data import Operation
 from rallypoint.stores.file import locks, record_format
-from rallypoint.stores.file.record_format import LOG_START, DamagedFileError, Head, Opening, StoreFileError
+from rallypoint.stores.file.record_format import LOG_START, DamagedFileError, Head, StoreFileError
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class LockedFile:
     def read_head(self) -> tuple[bytes, Head]:
         """The head as it stands there, and what it says."""
         raw = self.read_raw()
-        head = record_format.newest(record_format.read_copies(raw))
+        head = record_format.read_head(raw)
         if head is None:
             raise DamagedFileError("its head is damaged; end the processes that use it, and remove it")
         return raw, _of_run(self.incarnation, head)
@@ -101,10 +101,9 @@ class LockedFile:
 
     def mend(self, raw: bytes, head: Head) -> None:
         """Removes what a killed writer left, be it half a head or half a record behind the end."""
-        copies = record_format.read_copies(raw)
-        whole = record_format.newest(copies)
+        whole = record_format.read_head(raw)
         # The first copy is the first to be written again: before that, the second must be able to stand alone.
-        if whole is not None and copies[1] != whole:
+        if whole is not None and record_format.read_copy(raw, record_format.SECOND_COPY) != whole:
             write_at(self._file, record_format.head_copy(whole), record_format.SECOND_COPY)
         if os.fstat(self._file).st_size > head.kept_to:
             os.ftruncate(self._file, head.kept_to)
@@ -135,19 +134,19 @@ class LockedFile:
     def _enter(self, incarnation: bytes | None) -> bytes:
         alone = locks.try_lock(self._file, locks.PRESENCE, locks.EXCLUSIVE)
         raw = self.read_raw()
-        opening = record_format.judge(raw, os.fstat(self._file).st_size, in_use=not alone)
-        head = record_format.newest(record_format.read_copies(raw))
+        found = head = record_format.opened_head(raw, os.fstat(self._file).st_size, in_use=not alone)
         if incarnation is not None:
             # A process that was here before may come back even when all others have been killed.
             head = _of_run(incarnation, head)
         elif head is None:
             head = record_format.first_head(os.urandom(16))
-        elif opening is Opening.START_ANEW:
-            _log.info("the store file %s is started anew: %s", self._path, opening.value)
+        elif head.users and alone:
+            why = "nobody uses it any more, and not all have said so: its run was killed"
+            _log.info("the store file %s is started anew: %s", self._path, why)
             head = record_format.first_head(os.urandom(16), head.commits + 1)
         locks.try_lock(self._file, locks.PRESENCE, locks.SHARED)
         head = head._replace(commits=head.commits + 1, users=head.users + (not self._is_guest))
-        if opening is Opening.CREATE:
+        if found is None:
             write_at(self._file, record_format.head_bytes(head), 0)
         else:
             self.mend(raw, head)

@@ -16,7 +16,7 @@ from rallypoint.stores.data import KeyValues, Waiter
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.file import locks, record_format
 from rallypoint.stores.file.locked_file import read_at
-from rallypoint.stores.file.record_format import LOG_START, Opening, StoreFileError
+from rallypoint.stores.file.record_format import LOG_START, StoreFileError
 
 _LENGTH = struct.Struct("=I")
 _TORCH_START = _LENGTH.pack(len(b"refcount/")) + b"refcount/"
@@ -61,11 +61,9 @@ def _read(file: int, timeout_s: float) -> dict[bytes, bytes]:
 
 
 def _ours(file: int) -> dict[bytes, bytes]:
-    raw = os.pread(file, LOG_START, 0)
-    if record_format.judge(raw, os.fstat(file).st_size, in_use=False) is Opening.CREATE:
+    head = record_format.opened_head(os.pread(file, LOG_START, 0), os.fstat(file).st_size, in_use=False)
+    if head is None:
         return {}
-    head = record_format.newest(record_format.read_copies(raw))
-    assert head is not None, "a file without a whole head is to be created, or refused"
     data = KeyValues[Waiter]()
     for operation in record_format.read_log(read_at(file, head.start, head.end), head.start, record_format.seed(head)):
         data.apply(operation)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from enum import Enum
 from typing import NamedTuple
 
 from rallypoint.stores.data import KeyValues, Operation, Verb, W
@@ -84,45 +83,32 @@ def head_bytes(head: Head) -> bytes:
     return (MAGIC + 2 * head_copy(head)).ljust(LOG_START, b"\0")
 
 
-def read_copies(raw: bytes) -> tuple[Head | None, Head | None]:
-    """The two copies, as far as they are whole."""
-    return _read_copy(raw, FIRST_COPY), _read_copy(raw, SECOND_COPY)
-
-
-def newest(copies: tuple[Head | None, Head | None]) -> Head | None:
-    """The copy that counts."""
+def read_head(raw: bytes) -> Head | None:
+    """What is committed, by the newer copy of those that are whole; None where neither is."""
+    copies = (read_copy(raw, FIRST_COPY), read_copy(raw, SECOND_COPY))
     return max((copy for copy in copies if copy is not None), key=lambda copy: copy.commits, default=None)
 
 
-def _read_copy(raw: bytes, at: int) -> Head | None:
+def read_copy(raw: bytes, at: int) -> Head | None:
+    """One copy of the head; None where it is not whole."""
     content, checksum = raw[at : at + _COPY.size], raw[at + _COPY.size : at + _COPY_SIZE]
     if len(checksum) < _CHECKSUM.size or _CHECKSUM.unpack(checksum)[0] != zlib.crc32(content):
         return None
     return Head(*_COPY.unpack(content))
 
 
-class Opening(Enum):
-    """What becomes of a file that is opened."""
-
-    CREATE = "there is nothing in it yet"
-    JOIN = "others use it, or all that did have said that they left"
-    START_ANEW = "nobody uses it any more, and not all have said so: its run was killed"
-
-
-def judge(raw: bytes, size: int, in_use: bool) -> Opening:
-    """What to do with a file that begins with `raw`; raises `StoreFileError` if it is not to be touched."""
+def opened_head(raw: bytes, size: int, in_use: bool) -> Head | None:
+    """The head of a file that begins with `raw`, None where it has none yet; StoreFileError if it is not to be touched."""
     if not raw.startswith(MAGIC[: len(raw)]):
         if raw.startswith(_ANY_FORMAT):
             raise StoreFileError("it was written by another version of Rallypoint; remove it, or use that version")
         raise StoreFileError(
             f"it is no store file of Rallypoint's, as it begins with {raw[:16]!r}; give the path of a new file"
         )
-    head = newest(read_copies(raw))
-    if head is None:
-        if in_use or size > LOG_START:
-            raise DamagedFileError("its head is damaged; end the processes that use it, and remove it")
-        return Opening.CREATE
-    return Opening.START_ANEW if head.users and not in_use else Opening.JOIN
+    head = read_head(raw)
+    if head is None and (in_use or size > LOG_START):
+        raise DamagedFileError("its head is damaged; end the processes that use it, and remove it")
+    return head
 
 
 # Records --------------------------------------------------------------------------------------------------------------
