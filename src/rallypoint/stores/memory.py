@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from rallypoint import forks
+from rallypoint.forks import OpenedIn
 from rallypoint.stores.base import DEFAULT_TIMEOUT
 from rallypoint.stores.errors import StoreForkError
 from rallypoint.stores.local import LocalData, LocalStore, SharedData
@@ -17,22 +17,17 @@ class _MemoryData(SharedData):
 
     def __init__(self) -> None:
         super().__init__()
-        self._opened_in = forks.OpenedIn()
-        self._refusal: str | None = None
-        forks.release_in_children(self)
-
-    def forked(self) -> None:
-        """In a forked child: the data are a copy, which the two processes do not share."""
-        self._refusal = self._opened_in.refusal(
-            "this store in memory",
-            "nothing that one of them sets reaches the other",
-            "use a TcpStore or a FileStore for both, or make a MemoryStore in the child",
-        )
+        self._opened_in = OpenedIn()
 
     @contextmanager
     def last_read(self) -> Iterator[LocalData]:
-        if self._refusal is not None:
-            raise StoreForkError(self._refusal)
+        if not self._opened_in.is_this_process:
+            refusal = self._opened_in.refusal(
+                "this store in memory",
+                "nothing that one of them sets reaches the other",
+                "use a TcpStore or a FileStore for both, or make a MemoryStore in the child",
+            )
+            raise StoreForkError(refusal)
         with super().last_read() as data:
             yield data
 
