@@ -108,6 +108,7 @@ class StoreConnection:
 
     def forked(self) -> None:
         """In a forked child: close this copy of the socket, and leave the connection to the parent."""
+        self._lock = threading.Lock()  # a thread that only the parent has may hold the other one
         self._is_parents = True
         self._ended = self._opened_in.refusal(
             "this store",
@@ -122,17 +123,16 @@ class StoreConnection:
         return f"{verb} {name_some(keys)} at {self._place}" if keys else f"{verb} at {self._place}"
 
     def _begin(self, asked: Asked, answer_timeout_s: float) -> None:
-        # In a child, a thread that only the parent has may hold the lock for ever.
-        if not self._lock.acquire(False) and not self._is_parents and not self._lock.acquire(timeout=answer_timeout_s):
+        if not self._lock.acquire(timeout=answer_timeout_s):
             raise StoreTimeoutError(
                 f"cannot {self.what(asked)}: another thread has been waiting on this connection for "
                 f"{answer_timeout_s:.3g} s; give it a clone() of the store"
             )
         if self._ended is None:
             return
+        self._lock.release()
         if self._is_parents:
             raise StoreForkError(f"cannot {self.what(asked)}: {self._ended}")
-        self._lock.release()
         raise StoreConnectionError(f"cannot {self.what(asked)}: the connection is no more, because {self._ended}")
 
     def _fail(self, asked: Asked, error: BaseException, elapsed_s: float) -> None:

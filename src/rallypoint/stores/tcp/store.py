@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 
 from rallypoint.stores.base import (
@@ -67,17 +68,17 @@ class TcpStore(Store):
         self._secret = secret
         self._limits = limits or StoreLimits()
         self.set_timeout(timeout)
-        # Whatever is acquired below is given back when the store is closed, or forgotten.
-        acquired: list[Callable[[], None]] = []
-        self._finalizer = weakref.finalize(self, _release, acquired)
+        # Whatever is acquired below is given back when the store is closed, or forgotten: the connection first.
+        acquired = ExitStack()
+        self._finalizer = weakref.finalize(self, acquired.close)
         try:
             if is_master:
                 from rallypoint.stores.tcp.hosting import host_server
 
                 self.port, stop = host_server(host_name, port, self._limits, multi_tenant, secret)
-                acquired.append(stop)
+                acquired.callback(stop)
             self._connection = connect(host_name, self.port, self._timeout_s, secret)
-            acquired.append(self._connection.close)
+            acquired.callback(self._connection.close)
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._wait_for_workers(world_size, is_master)
         except BaseException:
@@ -233,9 +234,3 @@ def _name(key: str) -> bytes:
 
 def _names(keys: Sequence[str]) -> list[bytes]:
     return [_KEY_START + name for name in encode_keys(keys)]
-
-
-def _release(acquired: list[Callable[[], None]]) -> None:
-    """The connection first, then the server."""
-    while acquired:
-        acquired.pop()()
