@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rallypoint.etcd_client import errors
 from rallypoint.etcd_client.codec import Message, decode, encode
-from rallypoint.etcd_client.endpoints import Attempts, Rotation, Tls, User
+from rallypoint.etcd_client.endpoints import Attempts, Tls, User
 from rallypoint.etcd_client.failures import Diagnosis, FailureAction, classify
 from rallypoint.etcd_client.messages import AuthenticateRequest, AuthenticateResponse, Response
 from rallypoint.etcd_client.transport import CallFailedError, Channel, Channels, Metadata, check_process
@@ -58,7 +58,9 @@ class Cluster:
         self.user = user
         self.opened_in = OpenedIn()
         # Many processes are given the same list; they should not all begin with its first member.
-        self.rotation = Rotation(endpoints, random.randrange(len(endpoints)) if spread else 0)
+        first = random.randrange(len(endpoints)) if spread else 0
+        self.order = (*endpoints[first:], *endpoints[:first])
+        """All calls stay with the first endpoint while it answers; one that fails goes last."""
         self.channels = Channels(tls)
         self.closing = threading.Event()
         self.logins = 0
@@ -81,7 +83,7 @@ class Cluster:
         data, deadline = encode(request), time.monotonic() + timeout_s
         attempts = Attempts(self.endpoints)
         while True:
-            endpoint, left_s = self.rotation.after(attempts.asked), deadline - time.monotonic()
+            endpoint, left_s = attempts.next_of(self.order), deadline - time.monotonic()
             if left_s <= 0 or self.closing.is_set():
                 raise self._no_answer(method, timeout_s, attempts)
             logins, sent = self.logins, False
@@ -143,7 +145,7 @@ class Cluster:
 
     def failed(self, endpoint: str, diagnosis: Diagnosis, attempts: Attempts) -> None:
         """An endpoint did not answer: the others are asked first from now on, and the watch stream checks its own."""
-        self.rotation.failed(endpoint)
+        self.order = (*(other for other in self.order if other != endpoint), endpoint)
         self._proven.discard(endpoint)
         for tell in self.when_failed:
             tell(endpoint)

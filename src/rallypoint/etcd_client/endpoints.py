@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,44 +83,27 @@ def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[tuple[str, ...], bo
     return tuple(places), ("https" in schemes) if schemes - {"etcd"} else None
 
 
-class Rotation:
-    """The order in which endpoints are asked: all calls stay with the first while it answers; one that fails goes last."""
-
-    def __init__(self, endpoints: Sequence[str], first: int = 0) -> None:
-        self.order = [*endpoints[first:], *endpoints[:first]]
-
-    @property
-    def current(self) -> str:
-        return self.order[0]
-
-    def failed(self, endpoint: str) -> None:
-        """Ask the others first from now on."""
-        # Replaced as a whole, for threads that read it meanwhile.
-        self.order = [*(other for other in self.order if other != endpoint), endpoint]
-
-    def after(self, asked: Container[str]) -> str:
-        """The first that was not asked yet; if all were, the first."""
-        order = self.order
-        return next((endpoint for endpoint in order if endpoint not in asked), order[0])
-
-
 class Attempts:
     """The attempts at one request: which endpoints were asked, and what each last answered, for the error's message."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        self.asked: set[str] = set()  # in this round
+        self._asked: set[str] = set()  # in this round
         self.rounds = 0
         self.logins = 0
         self.ambiguous = False  # it was sent, and its answer was lost
         self._answers: dict[str, str] = dict.fromkeys(endpoints, "not asked")
         self._hopeless: set[str] = set()
 
+    def next_of(self, order: Sequence[str]) -> str:
+        """The first that was not asked yet in this round."""
+        return next((endpoint for endpoint in order if endpoint not in self._asked), order[0])
+
     def ends_round(self, endpoint: str) -> bool:
         """Count this endpoint as asked; True if all have been, and a new round begins."""
-        self.asked.add(endpoint)
-        if len(self.asked) < len(self._answers):
+        self._asked.add(endpoint)
+        if len(self._asked) < len(self._answers):
             return False
-        self.asked.clear()
+        self._asked.clear()
         self.rounds += 1
         return True
 

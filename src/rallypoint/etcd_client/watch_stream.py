@@ -184,7 +184,7 @@ class WatchStream:
             stream.expect(_SUSPECTED_ANSWER_S)
 
     def _connect(self) -> None:
-        endpoint = self._cluster.rotation.current
+        endpoint = self._cluster.order[0]
         try:
             metadata = self._cluster.metadata(_LOGIN_S)
             self._stream = EndpointStream(self._cluster, endpoint, metadata, self._tell)
