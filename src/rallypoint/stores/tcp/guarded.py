@@ -12,9 +12,10 @@ goes out behind its own proof, so that a connection takes one round trip, as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rallypoint.stores.tcp import wire
+from rallypoint.stores.tcp.replies import Take
 from rallypoint.stores.tcp.server_core import StoreServerCore, StoreSession
 from rallypoint.stores.tcp.wire import ProtocolError, StoreLimits
 from rallypoint.tokens import Side, Token, nonce
@@ -23,8 +24,6 @@ OPENING = b"RLYS"
 """No client of torch's begins like this: its first byte is a zero."""
 _NONCE, _PROOF = 32, 64
 _ANSWER = _NONCE + _PROOF
-
-Take = Callable[[int], bytes]
 
 
 class Caller:

@@ -82,29 +82,25 @@ class StoreServerCore:
             return (), ()
         mine: list[bytes] = []
         others: list[StoreSession] = []
-        keys, answers = self._data, self._answers
-        limit, piled = self.limits.unread_bytes, self.limits.piled_bytes
-        unread = unread_bytes
+        limit = self.limits.unread_bytes
         try:
             for query, texts, number in session.reader.read(data):
-                if unread > piled:
+                if unread_bytes > self.limits.piled_bytes:
                     mine.clear()  # it would not read them
-                    raise ProtocolError(f"it asked for more while {unread} bytes of answers lay unread")
-                answer = answers[query](session, texts, number, limit - unread)
+                    raise ProtocolError(f"it asked for more while {unread_bytes} bytes of answers lay unread")
+                answer = self._answers[query](session, texts, number, limit - unread_bytes)
                 if answer:
                     pieces = answer if isinstance(answer, list) else (answer,)
-                    unread += sum(map(len, pieces))
-                    if unread > limit:
+                    unread_bytes += sum(map(len, pieces))
+                    if unread_bytes > limit:
                         raise ProtocolError(f"it left more than {limit} bytes of answers unread")
                     mine += pieces
-                if session.promise is not None:
-                    keys.settle(session)
-                if keys.woken:
-                    for woken in keys.take_woken():
-                        if woken is session:
-                            mine.append(STOP_WAITING)  # in its place among the others
-                        else:
-                            others.append(woken)
+                self._data.settle(session)
+                for woken in self._data.take_woken():
+                    if woken is session:
+                        mine.append(STOP_WAITING)  # in its place among the others
+                    else:
+                        others.append(woken)
         except (ProtocolError, StoreError) as exc:
             session.refusal = str(exc)
             others += self._leave(session)
