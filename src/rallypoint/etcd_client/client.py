@@ -232,11 +232,9 @@ class EtcdClient:
         else:
             cluster.revoke_in_background(revoke)
 
-    def time_to_live(
-        self, lease: Lease | int, *, keys: bool = False, timeout_s: float | None = None
-    ) -> messages.LeaseResponse:
-        """What is left of a lease (-1: it is gone), and the keys that hang on it."""
-        request = messages.LeaseRequest(_id(lease), keys)
+    def time_to_live(self, lease: Lease | int, *, timeout_s: float | None = None) -> messages.LeaseResponse:
+        """What is left of a lease (-1: it is gone)."""
+        request = messages.LeaseRequest(_id(lease))
         return self._call("Lease/LeaseTimeToLive", request, messages.LeaseResponse, timeout_s)
 
     # Watches ----------------------------------------------------------------------------------------------------------

@@ -171,19 +171,17 @@ class LeaseGrantRequest(Message, frozen=True):
 
 
 class LeaseRequest(Message, frozen=True):
-    """Revoke a lease, renew it, or ask for it without renewing it: then also for its keys."""
+    """Revoke a lease, renew it, or ask for it without renewing it."""
 
     id: Annotated[int, 1] = 0
-    keys: Annotated[bool, 2] = False
 
 
 class LeaseResponse(Response, frozen=True):
-    """How long a lease lives from now on (0 or -1: it is gone); `granted_ttl` and `keys` only if it was asked for."""
+    """How long a lease lives from now on (0 or -1: it is gone); `granted_ttl` only if it was asked for."""
 
     id: Annotated[int, 2] = 0
     ttl: Annotated[int, 3] = 0
     granted_ttl: Annotated[int, 4] = 0
-    keys: Annotated[tuple[bytes, ...], 5] = ()
 
 
 class AuthenticateRequest(Message, frozen=True):
