@@ -59,7 +59,7 @@ class StoreServer:
         self._sock: socket.socket | None = None
         self._address: tuple[str, int] | None = None
         self._connections: dict[StoreSession, _AcceptedConnection] = {}
-        self.broken: list[tuple[_AcceptedConnection, OSError]] = []
+        self.broken: list[_AcceptedConnection] = []
         self._paused_until: float | None = None
         # May be set in the middle of a step: a store that hosts this server may be collected in the server's own thread.
         self._stopped = False
@@ -135,8 +135,7 @@ class StoreServer:
         for key, events in self.selector.select(wait_s):
             key.data(events)
         while self.broken:
-            connection, error = self.broken.pop()
-            connection.end(error)
+            self.broken.pop().end()
 
     def _close(self, sock: socket.socket) -> None:
         sock.close()
@@ -175,11 +174,9 @@ class StoreServer:
             if connection is not None:
                 connection.send(STOP_WAITING)
 
-    def lost(self, session: StoreSession, error: OSError | None) -> None:
+    def lost(self, session: StoreSession) -> None:
         """A connection has ended."""
         del self._connections[session]
-        if session.refusal is None and (query := session.reader.unfinished) is not None:
-            _log.info("%s left in the middle of a %s request: %s.", session.name, query.name.lower(), error or "end")
         self.wake(self.core.disconnect(session))
 
 
@@ -206,7 +203,7 @@ class _AcceptedConnection:
             if is_first:
                 self._await()
 
-    def end(self, error: OSError | None = None) -> None:
+    def end(self) -> None:
         """Closes the connection, once."""
         if not self.is_open:
             return
@@ -214,7 +211,7 @@ class _AcceptedConnection:
         self._server.selector.unregister(self.sock)
         self._unsent.clear()
         self.sock.close()
-        self._server.lost(self._session, error)
+        self._server.lost(self._session)
 
     def _ready(self, events: int) -> None:
         if events != _READABLE and self._unsent:
@@ -225,8 +222,8 @@ class _AcceptedConnection:
             data = self.sock.recv(_RECEIVED_AT_ONCE)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError as exc:
-            self.end(exc)
+        except OSError:
+            self.end()
             return
         if data:
             self._received(data)
@@ -258,9 +255,9 @@ class _AcceptedConnection:
             return self.sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError as exc:
+        except OSError:
             # It ends after this step, not in the middle of what is being done for others; nothing more is sent.
-            self._server.broken.append((self, exc))
+            self._server.broken.append(self)
             return len(data)
 
     def _send_rest(self) -> None:

@@ -130,24 +130,22 @@ class RequestReader:
     The first one has to be the client's introduction: of any other client not a byte is kept.
     """
 
-    __slots__ = ("_requests", "unfinished")
+    __slots__ = ("_requests",)
 
     def __init__(self, limits: StoreLimits) -> None:
         self._requests = _requests(limits)
-        # The query of which a part is still to come.
-        self.unfinished: Query | None = next(self._requests)  # type: ignore[assignment]  # it begins with none
+        next(self._requests)
 
     def read(self, data: bytes) -> Iterator[Request]:
         """The requests that are complete with these bytes."""
         found = self._requests.send(data)
-        while isinstance(found, tuple):
+        while found is not None:
             yield found
             found = next(self._requests)
-        self.unfinished = found
 
 
-def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, None]:
-    """Each request as soon as it is complete; where bytes are missing, its query (None between two), to be sent more."""
+def _requests(limits: StoreLimits) -> Generator[Request | None, bytes, None]:
+    """Each request as soon as it is complete; None where bytes are missing, to be sent more."""
     data, at, introduced = b"", 0, False
     while True:
         if at == len(data):
@@ -167,7 +165,7 @@ def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, N
         number = size = 0
         if query.counted:
             if at + 8 > len(data):
-                data, at = (yield from _more(data[at:], 8, query)), 0
+                data, at = (yield from _more(data[at:], 8)), 0
             (times,) = LENGTH.unpack_from(data, at)
             at += 8
             if times > limits.keys:
@@ -175,7 +173,7 @@ def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, N
             fields *= times
         for field in fields:
             if at + 8 > len(data):
-                data, at = (yield from _more(data[at:], 8, query)), 0
+                data, at = (yield from _more(data[at:], 8)), 0
             (length,) = LENGTH.unpack_from(data, at)
             at += 8
             what, limit = _limit(field, limits)
@@ -185,22 +183,22 @@ def _requests(limits: StoreLimits) -> Generator[Request | Query | None, bytes, N
                 raise ProtocolError(f"{_said(query)} is longer than {limits.request_bytes} bytes")
             size += 8 + length
             if at + length > len(data):
-                data, at = (yield from _more(data[at:], length, query)), 0
+                data, at = (yield from _more(data[at:], length)), 0
             texts.append(data[at : at + length])
             at += length
         if query.number is not None:
             if at + query.number.size > len(data):
-                data, at = (yield from _more(data[at:], query.number.size, query)), 0
+                data, at = (yield from _more(data[at:], query.number.size)), 0
             (number,) = query.number.unpack_from(data, at)
             at += query.number.size
         yield query, texts, number
 
 
-def _more(rest: bytes, size: int, query: Query) -> Generator[Query, bytes, bytes]:
+def _more(rest: bytes, size: int) -> Generator[None, bytes, bytes]:
     """At least so many bytes, which begin with the rest of those before."""
     buffer = bytearray(rest)
     while len(buffer) < size:
-        buffer += yield query
+        buffer += yield
     return bytes(buffer)
 
 
