@@ -23,12 +23,12 @@ class NodeProcess:
     """One node; what it prints is heard in a thread."""
 
     def __init__(
-        self, library: str, endpoint: str, run_id: str, name: str, least: int, most: int, last_call: int
+        self, library: str, endpoint: str, run_id: str, name: str, least: int, most: int, last_call: int, prefix: str
     ) -> None:
         self.name, self.library = name, library
         self.process = ForkedProcess(
             "tests.etcd_v2.legacy_node_program",
-            *(library, endpoint, run_id, name, str(least), str(most), str(last_call)),
+            *(library, endpoint, run_id, name, str(least), str(most), str(last_call), prefix),
             imported=TORCH if library == "torch" else NODES,
         )
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -83,9 +83,9 @@ class NodeProcess:
 class LegacyNodeGroup:
     """The nodes of one run, and a look at its state."""
 
-    def __init__(self, endpoint: str, run_id: str, least: int, most: int, last_call: int = 1) -> None:
-        self.endpoint, self.run_id = endpoint, run_id
-        self._settings = (least, most, last_call)
+    def __init__(self, endpoint: str, run_id: str, least: int, most: int, last_call: int, prefix: str) -> None:
+        self.endpoint, self.run_id, self.prefix = endpoint, run_id, prefix
+        self._settings = (least, most, last_call, prefix)
         self._nodes: list[NodeProcess] = []
         self.client = make_client(parse_endpoints(endpoint, 2379), read_timeout_s=30)
 
@@ -99,7 +99,9 @@ class LegacyNodeGroup:
         import etcd
 
         try:
-            return protocol.read(self.client.read(f"/torchelastic/p2p/run_{self.run_id}/rdzv/active_version").value)
+            return protocol.read(
+                self.client.read(f"{self.prefix.rstrip('/')}/run_{self.run_id}/rdzv/active_version").value
+            )
         except etcd.EtcdKeyNotFound:
             return None
 
@@ -109,8 +111,10 @@ class LegacyNodeGroup:
 
 
 @contextmanager
-def legacy_nodes(endpoint: str, run_id: str, least: int, most: int, last_call: int = 1) -> Iterator[LegacyNodeGroup]:
-    nodes = LegacyNodeGroup(endpoint, run_id, least, most, last_call)
+def legacy_nodes(
+    endpoint: str, run_id: str, least: int, most: int, last_call: int = 1, prefix: str = "/torchelastic/p2p"
+) -> Iterator[LegacyNodeGroup]:
+    nodes = LegacyNodeGroup(endpoint, run_id, least, most, last_call, prefix)
     try:
         yield nodes
     finally:

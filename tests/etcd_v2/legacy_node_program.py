@@ -13,9 +13,9 @@ from typing import Any
 
 
 def main() -> None:
-    """Arguments: library, endpoint, run id, name, min, max, last call."""
-    library, endpoint, run_id, name, least, most, last_call = sys.argv[1:]
-    handler = make_handler(library, endpoint, run_id, int(least), int(most), int(last_call))
+    """Arguments: library, endpoint, run id, name, min, max, last call, the directory of all runs."""
+    library, endpoint, run_id, name, least, most, last_call, prefix = sys.argv[1:]
+    handler = make_handler(library, endpoint, run_id, int(least), int(most), int(last_call), prefix)
     done = threading.Event()
 
     def wait_for_the_end() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     say({"shut down": handler.shutdown()})
 
 
-def make_handler(library: str, endpoint: str, run_id: str, least: int, most: int, last_call: int) -> Any:
+def make_handler(library: str, endpoint: str, run_id: str, least: int, most: int, last_call: int, prefix: str) -> Any:
     """A handler of either library."""
     if library == "torch":
         from torch.distributed.elastic.rendezvous import RendezvousParameters as Parameters
@@ -46,7 +46,11 @@ def make_handler(library: str, endpoint: str, run_id: str, least: int, most: int
         from rallypoint.elastic.etcd_rendezvous import create_rdzv_handler as create
     return create(
         Parameters(
-            "etcd", endpoint, run_id, least, most, local_addr="127.0.0.1", timeout=120, last_call_timeout=last_call
+            *("etcd", endpoint, run_id, least, most),
+            local_addr="127.0.0.1",
+            timeout=120,
+            last_call_timeout=last_call,
+            etcd_prefix=prefix,
         )
     )
 

@@ -35,6 +35,17 @@ def test_one_world_of_both_in_all_other_ways(one_etcd: Cluster, name: str, roles
     live(one_etcd, name, *roles)
 
 
+@pytest.mark.parametrize("late", ["ours", pytest.param("torch", marks=pytest.mark.soak)])
+def test_a_late_node_joins_a_mixed_world_in_the_root_directory(one_etcd: Cluster, name: str, late: str) -> None:
+    """Whoever waits there sees the members alive, and lets their world stand until they regroup with it."""
+    with legacy_nodes(one_etcd.endpoint, name, 2, 3, prefix="/") as nodes:
+        world = form_of_two(nodes, "torch", "ours")
+        versions = [(nodes.state() or {})["version"]]
+        meet([*world, nodes.start(late, "C")])
+        versions.append((nodes.state() or {})["version"])
+    assert versions == ["1", "2"]
+
+
 def test_a_node_of_torchs_is_not_too_late_for_those_who_are_back_at_once(one_etcd: Cluster, name: str) -> None:
     """Ours regroup within milliseconds, without a last call; torch's sleeps for a second first."""
     with legacy_nodes(one_etcd.endpoint, name, 2, 3, last_call=0) as nodes:

@@ -63,6 +63,24 @@ DIFFERENCES: dict[str, Difference] = {
         "waits for it until `join_timeout`, then `RendezvousTimeoutError` with the cause in words",
         "a server that starts late is waited for (rule 13)",
     ),
+    "away at the end": Difference(
+        "`set_closed()` while the backend is out of reach",
+        "`RendezvousConnectionError` at once",
+        "tries again until `close_timeout`, then `RendezvousConnectionError` with the cause in words",
+        "as above",
+    ),
+    "slow at the end": Difference(
+        "`set_closed()` on a backend that does not answer within `close_timeout`",
+        "`RendezvousTimeoutError`",
+        "`RendezvousConnectionError`",
+        "no server was found, and the sentence says what was tried",
+    ),
+    "away in between": Difference(
+        "`is_closed()` and `num_nodes_waiting()` while the backend is out of reach",
+        "`RendezvousConnectionError`",
+        "what the node knows, from memory",
+        "an outage of the medium is no reason to end workers (rule 14)",
+    ),
     "waiting unjoined": Difference(
         "`num_nodes_waiting()` of a handler that never joined",
         "reads the backend",

@@ -62,6 +62,7 @@ def kind_of(error: Exception) -> str:
     for word, members in (
         ("state", {"RendezvousStateError"}),
         ("connection", {"RendezvousConnectionError"}),
+        ("empty queue", {"QueueEmptyError"}),
         ("lookup or time-out", {"StoreTimeoutError", "DistStoreError", "LookupError", "TimeoutError"}),
         ("value", {"ValueError"}),
         ("type", {"TypeError"}),
@@ -208,7 +209,10 @@ def etcd_v2(servers: Servers, name: str, folder: Path) -> Component:
 
 
 def draw_on_a_store(verbs: dict[str, float]) -> Draw:
-    """Operations on a few keys: texts under "t…", numbers under "n…", so that nothing is added to a text."""
+    """Operations on a few keys: texts under "t…", numbers under "n…", queues under "q…".
+
+    Each kind has its own keys, because torch's server and ours end a connection that adds to a text.
+    """
 
     def value(chance: random.Random) -> str:
         return chance.choice(["", "a", "b", "1", "text of some length", "x" * 300])
@@ -227,6 +231,13 @@ def draw_on_a_store(verbs: dict[str, float]) -> Draw:
             return Operation(
                 f"compare_set({key}, {expected!r}, {text!r})", lambda store: store.compare_set(key, expected, text)
             )
+        if verb.startswith("queue_"):
+            queue = f"q{chance.randrange(3)}"
+            if verb == "queue_push":
+                return Operation(f"queue_push({queue}, {text!r})", lambda store: store.queue_push(queue, text))
+            if verb == "queue_pop":
+                return Operation(f"queue_pop({queue})", lambda store: store.queue_pop(queue, False))
+            return Operation(f"queue_len({queue})", lambda store: store.queue_len(queue))
         if verb == "check":
             return Operation(f"check({key}, {other})", lambda store: store.check(sorted({key, other})))
         if verb == "wait":
@@ -253,6 +264,7 @@ def draw_on_a_store(verbs: dict[str, float]) -> Draw:
     return draw
 
 
+EXTENDED = ("append", "multi_get", "multi_set", "queue_push", "queue_pop", "queue_len")
 COMMON = {"set": 3, "get": 3, "add": 3, "compare_set": 3, "check": 2, "delete_key": 2, "wait": 0.1}
 
 
@@ -263,7 +275,7 @@ def tcp_store(servers: Servers, name: str, folder: Path) -> Component:
 
     theirs = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", servers.torch_port, timeout=LONG))
     ours = PrefixStore(name, TcpStore("127.0.0.1", servers.our_port, timeout=LONG))
-    return Component(theirs, ours, draw_on_a_store({**COMMON, "append": 1, "multi_get": 1, "multi_set": 1}))
+    return Component(theirs, ours, draw_on_a_store({**COMMON, **dict.fromkeys(EXTENDED, 1.0)}))
 
 
 def file_store(servers: Servers, name: str, folder: Path) -> Component:
@@ -318,6 +330,7 @@ HOSTS = [
     "a/b",
 ]
 PORTS = ["", ":", ":0", ":7", ":29400", ":65535", ":65536", ":-1", ":x", ": 7", ":7 ", ":123456"]
+PAIRS = ["a=1", " a = 2 ", "b=x y", "c=d=e", "c==", "'a=1'", "f=/g", "a", "a=", "=1", "=", "", " "]
 VALUES: list[Any] = [
     *[0, 1, -1, 1.5, 1.0, True, False, None, b"1", b"x", "", " ", "1", " 1 ", "1.5", "x", "t", "T", "true", "True"],
     *["false", "f", "F", "yes", "no", "1e3", "0x1", "-3", [], [1], "٣"],
@@ -338,6 +351,11 @@ def parameters(servers: Servers, name: str, folder: Path) -> Component:
             text = host + chance.choice(PORTS[1:] if host.count(":") > 1 and "[" not in host else PORTS)
             return Operation(
                 f"parse_rendezvous_endpoint({text!r})", lambda side: tuple(side[1].parse_rendezvous_endpoint(text, 7))
+            )
+        if chance.random() < 0.3:
+            config = ",".join(chance.choice(PAIRS) for _ in range(chance.randrange(4)))
+            return Operation(
+                f"_parse_rendezvous_config({config!r})", lambda side: side[1]._parse_rendezvous_config(config)
             )
         value, default = chance.choice(VALUES), chance.choice([None, 3, True])
         method = chance.choice(["get", "get_as_int", "get_as_bool"])

@@ -75,7 +75,9 @@ class Meeting:
 
     def handler(self, min_nodes: int = 2, max_nodes: int = 2, **given: Any) -> Any:
         timeout = self.library.dynamic_rendezvous.RendezvousTimeout(
-            join=timedelta(seconds=given.pop("join_s", PATIENCE_S)), last_call=timedelta(seconds=1)
+            join=timedelta(seconds=given.pop("join_s", PATIENCE_S)),
+            last_call=timedelta(seconds=1),
+            close=timedelta(seconds=given.pop("close_s", 30)),
         )
         given = {"local_addr": "127.0.0.1", "keep_alive_interval": 1, **given}
         made = self.library.dynamic_rendezvous.DynamicRendezvousHandler.from_backend(

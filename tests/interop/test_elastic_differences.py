@@ -147,6 +147,59 @@ def test_a_backend_that_is_away(both: tuple[Meeting, Meeting]) -> None:
     assert outcomes == ["RendezvousConnectionError", "RendezvousTimeoutError"]
 
 
+@shows("away at the end")
+def test_a_backend_that_is_away_when_the_run_is_closed(both: tuple[Meeting, Meeting]) -> None:
+    outcomes, attempts = [], []
+    for meeting in both:
+        tries: list[None] = []
+
+        def away(*_: object, meeting: Meeting = meeting, tries: list[None] = tries) -> None:
+            tries.append(None)
+            raise meeting.library.api.RendezvousConnectionError("it is away")
+
+        meeting.backend.get_state = meeting.backend.set_state = away
+        outcomes.append(fails(meeting.handler(1, 1, close_s=1).set_closed))
+        attempts.append(len(tries))
+    assert outcomes == ["RendezvousConnectionError"] * 2
+    assert attempts[0] == 1 < attempts[1]
+
+
+@shows("slow at the end")
+def test_a_backend_that_is_slow_when_the_run_is_closed(both: tuple[Meeting, Meeting]) -> None:
+    outcomes = []
+    for meeting in both:
+        answer = threading.Event()
+        read = meeting.backend.get_state
+
+        def slowly(read: Callable[[], Any] = read, answer: threading.Event = answer) -> Any:
+            answer.wait(0.5)
+            return read()
+
+        meeting.backend.get_state = slowly
+        outcomes.append(fails(meeting.handler(1, 1, close_s=0.2).set_closed))
+        answer.set()
+    assert outcomes == ["RendezvousTimeoutError", "RendezvousConnectionError"]
+
+
+@shows("away in between")
+def test_a_backend_that_is_away_while_workers_run(both: tuple[Meeting, Meeting]) -> None:
+    for meeting in both:
+        handler = meeting.handler(1, 1, close_s=1, keep_alive_max_attempt=9)
+        meeting.meet(handler)
+        tries: list[None] = []
+
+        def away(*_: object, meeting: Meeting = meeting, tries: list[None] = tries) -> None:
+            tries.append(None)
+            raise meeting.library.api.RendezvousConnectionError("it is away")
+
+        meeting.backend.get_state = meeting.backend.set_state = away
+        # torch's asks from memory as well, for a second; ours notices when its beat is due.
+        until(lambda handler=handler, tries=tries: fails(handler.is_closed) or tries)  # type: ignore[misc]
+        expected = "RendezvousConnectionError" if meeting.library.name == "torch" else ""
+        assert fails(handler.is_closed) == fails(handler.num_nodes_waiting) == expected
+        assert handler.shutdown() is False
+
+
 @shows("waiting unjoined")
 def test_a_handler_that_never_joined_is_asked_who_waits(both: tuple[Meeting, Meeting]) -> None:
     asked = []

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.remote_stores import start_process
-from tests.torchrun.local_agents import LocalAgents, sum_ranks
+from tests.torchrun.local_agents import LocalAgents
+from tests.torchrun.local_workers import sum_ranks
 
 WORKERS = (2, 1, 1)
 SUM = sum(range(sum(WORKERS)))
