@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from rallypoint import stores
 from tests.interop.libraries import Library, Meeting
 from tests.support.etcd_servers import binary, shared
 from tests.support.node_processes import free_port
@@ -203,6 +204,22 @@ def test_a_static_place_is_the_same_each_time(library: Library) -> None:
 def test_a_static_run_needs_a_rank_at_any_address(library: Library, endpoint: str) -> None:
     with pytest.raises(ValueError, match="rank"):
         library.static_tcp_rendezvous.create_rdzv_handler(library.params("static", endpoint))
+
+
+# FileStore ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "prefix"])
+def test_a_store_in_a_file_says_of_every_key_that_it_deleted_it(library: Library, prefix: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    store: Any = dist.FileStore(path) if library.name == "torch" else stores.FileStore(path)
+    if prefix:
+        store = (dist.PrefixStore if library.name == "torch" else stores.PrefixStore)(prefix, store)
+    assert store.delete_key("key") is True
+    store.set("key", "value")
+    assert store.delete_key("key") is True
+    assert not store.check(["key"])
+    assert store.delete_key("key") is True
 
 
 # The handler ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import multiprocessing
+import pickle
 import uuid
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -65,8 +66,10 @@ def run_agent(
         barrier.assert_called_once()
     else:
         result = agent.run()
-    failures = {rank: failure.message for rank, failure in result.failures.items()}
-    pipe.send(Outcome(result.is_failed(), dict(result.return_values), failures, agent._remaining_restarts))
+    failures = {rank: str(failure.message) for rank, failure in result.failures.items()}
+    outcome = Outcome(result.is_failed(), dict(result.return_values), failures, agent._remaining_restarts)
+    # A pipe of torch's would send tensors as memory that is this process's, and gone with it.
+    pipe.send_bytes(pickle.dumps(outcome))
     handler.shutdown()
 
 
@@ -118,7 +121,7 @@ class LocalAgents:
         """What an agent says when it is done."""
         _, pipe = self._agents[number]
         assert pipe.poll(HANGS_S), f"agent {number} gives no result"
-        said: Outcome = pipe.recv()
+        said: Outcome = pickle.loads(pipe.recv_bytes())  # noqa: S301  # written by run_agent
         return said
 
     def end(self) -> None:
