@@ -92,6 +92,22 @@ def test_what_does_not_come_is_a_lookup_error(client: Any, name: str) -> None:
         store.wait(["gone"], BRIEFLY)
 
 
+@pytest.mark.parametrize("kind", [TorchEtcdStore, EtcdStore])
+def test_a_time_out_set_on_a_prefix_counts_and_can_be_given_back(client: Any, name: str, kind: Any) -> None:
+    """torch's agent does so in its exit barrier."""
+    store = kind(client, f"/stores/{name}", SOON)
+    store.set("here", "")
+    prefixed = dist.PrefixStore("prefix", store)
+    prefixed.set_timeout(BRIEFLY)
+    assert (prefixed.timeout, store.timeout) == (BRIEFLY, BRIEFLY)
+    with pytest.raises(LookupError):
+        prefixed.wait(["gone"])
+    with pytest.raises(LookupError):
+        store.get("gone")
+    prefixed.set_timeout(SOON)
+    assert store.timeout == SOON
+
+
 def test_keys_and_values_are_text_or_bytes_and_nothing_else(store: EtcdStore) -> None:
     store.set(b"key", b"value")
     assert store.get("key") == b"value"

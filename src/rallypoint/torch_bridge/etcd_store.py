@@ -94,15 +94,19 @@ class StoreForTorch(PythonStore):
 
     torch catches its own classes of errors, and goes on: a process group that starts, for one, looks at which ranks are missing
     each time a wait times out.  So an error that passes through here is both torch's and ours.
+
+    The time-out is kept where torch has it: a `PrefixStore` around this store sets it there, and calls no method of ours.
     """
 
     def __init__(self, store: Any) -> None:
         super().__init__()
         self.underlying = store
+        self.set_timeout(store.timeout)
         self._clones: list[StoreForTorch] = []
 
     def _call(self, name: str, *args: Any) -> Any:
         try:
+            self.underlying.set_timeout(self.timeout)
             return getattr(self.underlying, name)(*args)
         except Exception as exc:
             theirs = next((_THEIRS[base.__name__] for base in type(exc).__mro__ if base.__name__ in _THEIRS), None)
@@ -117,15 +121,9 @@ class StoreForTorch(PythonStore):
 
     def clone(self) -> StoreForTorch:
         """The same keys, with a time-out of its own."""
+        self.underlying.set_timeout(self.timeout)
         self._clones.append(StoreForTorch(self.underlying.clone()))
         return self._clones[-1]
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self.underlying.set_timeout(timeout)
-
-    @property
-    def timeout(self) -> Any:
-        return self.underlying.timeout
 
     @property
     def client(self) -> Any:
