@@ -11,9 +11,9 @@ What an endpoint needs is imported when it is used: nodes need a backend, admini
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, cast
 
 from rallypoint.backends.options import did_you_mean
 
@@ -77,7 +77,8 @@ def path_of(endpoint: str) -> str:
 def backend_at(endpoint: str | None) -> MemberBackend:
     """The backend that an endpoint asks for; what it needs is imported now."""
     scheme = scheme_of(endpoint)
-    return cast("MemberBackend", _imported(_BY_SCHEME[scheme][0] if scheme else "fixed:RALLYPOINT"))
+    backend = _BY_SCHEME[scheme][0] if scheme else "fixed:RALLYPOINT"
+    return cast("MemberBackend", resolve_name(f"{__package__}.{backend}"))
 
 
 def records_at(endpoint: str, config: Mapping[str, object], timeout_s: float) -> Records:
@@ -85,9 +86,5 @@ def records_at(endpoint: str, config: Mapping[str, object], timeout_s: float) ->
 
     `config` are the options for etcd.  ValueError for what cannot be read, RendezvousError where nothing can be reached.
     """
-    return cast("Records", _imported(_BY_SCHEME[scheme_of(endpoint)][1])(endpoint, config, timeout_s))
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(f"rallypoint.backends.{module}"), attribute)
+    opener = resolve_name(f"{__package__}.{_BY_SCHEME[scheme_of(endpoint)][1]}")
+    return cast("Records", opener(endpoint, config, timeout_s))

@@ -6,9 +6,9 @@ ours where it is not, as in the backends.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 # By name, where it comes from; of two places, the first that can be imported.  What is not listed is a name of `api`.
@@ -40,14 +40,12 @@ def lazy_names(module: str, *names: str) -> Callable[[str], Any]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         failure: ImportError | None = None
         for source in _SOURCES.get(name, (f"rallypoint.elastic.api:{name}",)):
-            home, _, attribute = source.partition(":")
             try:
-                found: Any = importlib.import_module(home)
-            except ImportError as exc:
+                found = vars(sys.modules[module])[name] = resolve_name(source)
+            except ImportError as exc:  # noqa: PERF203  # two places at most
                 failure = failure or exc
-                continue
-            found = vars(sys.modules[module])[name] = getattr(found, attribute) if attribute else found
-            return found
+            else:
+                return found
         raise AttributeError(f"module {module!r} has no attribute {name!r} here: {failure}") from failure
 
     return find

@@ -6,9 +6,9 @@ the backend, it points to a function without arguments that returns the creator.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,8 +60,7 @@ class _LateCreator(msgspec.Struct, frozen=True):
     target: str
 
     def __call__(self, params: RendezvousParameters) -> RendezvousHandler:
-        module, _, function = self.target.partition(":")
-        creator: RendezvousHandlerCreator = getattr(importlib.import_module(module), function)
+        creator: RendezvousHandlerCreator = resolve_name(self.target)
         return creator(params)
 
 
