@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     class EtcdStore(EtcdV2Store):
         """The keys under one directory of etcd's; under torch a subclass of `torch.distributed.Store`."""
 
-        def __init__(
-            self,
-            etcd_client: Any,
-            etcd_store_prefix: str,
-            timeout: timedelta | None = None,
-            *,
-            ttl_s: int | None = None,
-        ) -> None: ...
-
 
 __all__ = ["EtcdStore", "cas_delay"]
 
@@ -46,11 +37,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _etcd_store() -> type:
-    base: Any = EtcdV2Store
-    if has_torch():
-        from rallypoint.torch_bridge.etcd_store import StoreForTorch
-
-        base = StoreForTorch
+    about = {"__module__": __name__, "__doc__": "The keys under one directory of etcd's."}
+    if not has_torch():
+        return type("EtcdStore", (EtcdV2Store,), about)
+    from rallypoint.torch_bridge.etcd_store import StoreForTorch
 
     def initialize(
         self: Any,
@@ -60,10 +50,6 @@ def _etcd_store() -> type:
         *,
         ttl_s: int | None = None,
     ) -> None:
-        if base is EtcdV2Store:
-            base.__init__(self, etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s)
-        else:
-            base.__init__(self, EtcdV2Store(etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s))
+        StoreForTorch.__init__(self, EtcdV2Store(etcd_client, etcd_store_prefix, timeout, ttl_s=ttl_s))
 
-    about = {"__init__": initialize, "__module__": __name__, "__doc__": "The keys under one directory of etcd's."}
-    return type("EtcdStore", (base,), about)
+    return type("EtcdStore", (StoreForTorch,), {**about, "__init__": initialize})

@@ -58,16 +58,18 @@ class EtcdStoreValueError(StoreError, ValueError):
 
 
 class EtcdV2Store(Store):
-    """The keys under one directory.
+    """The keys under one directory; it is made by the parameters of torch's EtcdStore.
 
     With `ttl_s`, keys expire when so much time has passed after the last process that wrote or read them has gone: as
     long as it is there, it prolongs them.
     """
 
-    def __init__(self, client: Any, prefix: str, timeout: timedelta | None = None, *, ttl_s: int | None = None) -> None:
-        self._client = client
-        self._keys = Keys.of(client)
-        self._prefix = "/" + prefix.strip("/")
+    def __init__(
+        self, etcd_client: Any, etcd_store_prefix: str, timeout: timedelta | None = None, *, ttl_s: int | None = None
+    ) -> None:
+        self._client = etcd_client
+        self._keys = Keys.of(etcd_client)
+        self._prefix = "/" + etcd_store_prefix.strip("/")
         self._ttl_s = ttl_s
         self._used = _Used(self._keys, ttl_s) if ttl_s is not None else None
         self.set_timeout(DEFAULT_TIMEOUT if timeout is None else timeout)
