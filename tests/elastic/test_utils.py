@@ -20,9 +20,9 @@ from rallypoint.elastic.utils import (
     _matches_machine_hostname,
     _parse_rendezvous_config,
     _PeriodicTimer,
-    _try_parse_port,
     parse_rendezvous_endpoint,
 )
+from rallypoint.net import parse_port
 
 # Configuration --------------------------------------------------------------------------------------------------------
 
@@ -185,14 +185,14 @@ def test_any_text_is_read_or_refused_by_a_value_error_that_shows_it(endpoint: st
 
 @pytest.mark.parametrize(("port_str", "port"), [("0", 0), ("80", 80), ("00080", 80), ("65535", 65535)])
 def test_a_port_is_read(port_str: str, port: int) -> None:
-    assert _try_parse_port(port_str) == port
+    assert parse_port(port_str) == port
 
 
 @pytest.mark.parametrize(
     "port_str", ["", " ", " 1", "1 ", "1\n", "-1", "+1", "1.0", "0x1", "65536", "000080", "a", "²"]
 )
 def test_what_is_no_port_is_none(port_str: str) -> None:
-    assert _try_parse_port(port_str) is None
+    assert parse_port(port_str) is None
 
 
 # This machine ---------------------------------------------------------------------------------------------------------

@@ -45,19 +45,9 @@ def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
     return config
 
 
-def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or `v6:port`; nothing or blank means localhost."""
-    return net.parse_endpoint(endpoint, default_port)
-
-
-def _try_parse_port(port_str: str) -> int | None:
-    """A port number, or None when the text is none."""
-    return net.parse_port(port_str)
-
-
-def _matches_machine_hostname(host: str) -> bool:
-    """Whether the host is this machine: its name, loopback, or resolving to an address of one of its interfaces."""
-    return net.is_this_machine(host)
+# Under PyTorch's names.
+parse_rendezvous_endpoint = net.parse_endpoint
+_matches_machine_hostname = net.is_this_machine
 
 
 def _delay(seconds: float | tuple[float, float]) -> None:
@@ -95,14 +85,12 @@ class _PeriodicTimer:
     timer any more.
     """
 
-    # How long a dropped timer waits for a call that is under way; it must not hold up the collector for ever.
-    _PARTING_S = 5.0
-
     def __init__(self, interval: timedelta, function: Callable[..., object], *args: object, **kwargs: object) -> None:
         interval_s = interval.total_seconds()
         if interval_s <= 0:
             raise ValueError(f"The interval of a timer is {interval_s} s, but should be above 0.")
         self._stop = threading.Event()
+        weakref.finalize(self, self._stop.set).atexit = False
         # The thread must not hold the timer, or it would never be dropped.
         self._thread = threading.Thread(
             target=_call_periodically,
@@ -110,7 +98,6 @@ class _PeriodicTimer:
             name="PeriodicTimer",
             daemon=True,
         )
-        self._farewell: weakref.finalize[..., _PeriodicTimer] | None = None
 
     @property
     def name(self) -> str:
@@ -118,23 +105,26 @@ class _PeriodicTimer:
 
     def set_name(self, name: str) -> None:
         """Name the thread; only before it has started."""
-        if self._farewell is not None:
+        if self._has_started:
             raise RuntimeError("The timer has started: name it before.")
         self._thread.name = name
 
     def start(self) -> None:
         """Start calling; a timer starts once."""
-        if self._farewell is not None:
+        if self._has_started:
             raise RuntimeError("The timer was started before: make another one.")
         self._thread.start()
-        self._farewell = weakref.finalize(self, _end, self._stop, self._thread, self._PARTING_S)
-        self._farewell.atexit = False  # the thread is a daemon, and an exit need not wait for it
 
     def cancel(self) -> None:
         """Stop calling, and wait for a call that is under way, unless this is it."""
-        if self._farewell is not None:
-            self._farewell.detach()
-            _end(self._stop, self._thread, None)
+        if self._has_started:
+            self._stop.set()
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+
+    @property
+    def _has_started(self) -> bool:
+        return self._thread.ident is not None
 
 
 def _call_periodically(stop: threading.Event, interval_s: float, call: Callable[[], object]) -> None:
@@ -144,9 +134,3 @@ def _call_periodically(stop: threading.Event, interval_s: float, call: Callable[
         except Exception:  # noqa: PERF203  # the next call follows
             name = threading.current_thread().name
             log.exception("A call of the timer %s failed; the next one follows in %g s.", name, interval_s)
-
-
-def _end(stop: threading.Event, thread: threading.Thread, timeout_s: float | None) -> None:
-    stop.set()
-    if thread is not threading.current_thread():
-        thread.join(timeout_s)
