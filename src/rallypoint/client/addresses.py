@@ -11,7 +11,7 @@ from ipaddress import IPv6Address, ip_address
 from itertools import chain
 from pathlib import Path
 
-from rallypoint.net import host_of, parse_endpoint, plain
+from rallypoint.net import host_of, is_local, parse_endpoint, plain
 
 _ELSEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that exist in examples only."""
@@ -23,10 +23,10 @@ _SIOCGIFADDR = 0x8915
 def own_address(host: str = "", port: int = 0) -> str:
     """The address from which this machine reaches a host, or any other machine where that cannot be said."""
     toward_host = address_toward(host, port) if host else ""
-    if toward_host and (not _is_loopback(toward_host) or _is_loopback(host)):
+    if toward_host and (not is_local(toward_host) or is_local(host)):
         return toward_host
     elsewhere = (address for place in _ELSEWHERE if (address := address_toward(*place)))
-    here = (address for address in _of_interfaces() if not _is_loopback(address) and not _is_on_one_link(address))
+    here = (address for address in _of_interfaces() if not is_local(address) and not ip_address(address).is_link_local)
     return next(chain(elsewhere, here), "127.0.0.1")
 
 
@@ -35,7 +35,7 @@ def address_among(endpoints: Iterable[str]) -> str:
     places = [parse_endpoint(endpoint, 0) for endpoint in endpoints]
     # A name that is not found says nothing about where this machine is.
     found = [own_address(*place) for place in places if address_toward(*place)] or [own_address()]
-    return next((address for address in found if not _is_loopback(address)), found[0])
+    return next((address for address in found if not is_local(address)), found[0])
 
 
 def address_toward(host: str, port: int) -> str:
@@ -53,7 +53,7 @@ def as_seen_by_others(local: str, host: str) -> str:
 
     Debian's hosts file gives a machine's own name a loopback address, 127.0.1.1, which nobody else reaches it by.
     """
-    return own_address() if _is_loopback(local) and not _is_loopback(host) else local
+    return own_address() if is_local(local) and not is_local(host) else local
 
 
 def on_our_link(host: str, own: str) -> str:
@@ -73,13 +73,3 @@ def _of_interfaces() -> Iterator[str]:
     with suppress(OSError):  # this machine has no IPv6
         for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
             yield str(IPv6Address(bytes.fromhex(line.split()[0])))
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(host.partition("%")[0]).is_loopback
-    return host == "localhost"
-
-
-def _is_on_one_link(address: str) -> bool:
-    return ip_address(address).is_link_local
