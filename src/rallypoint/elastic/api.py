@@ -18,6 +18,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.net import listen
 
 __all__ = [
     "RendezvousClosedError",
@@ -120,9 +121,7 @@ class RendezvousStoreInfo:
 
 def get_free_port() -> int:
     """A port that was free a moment ago; another process may take it before it is bound again."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
+    with listen("::" if socket.has_dualstack_ipv6() else "0.0.0.0") as server:
         return int(server.getsockname()[1])
 
 

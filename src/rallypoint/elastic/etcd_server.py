@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO
 
 from rallypoint.backends.etcd_v2_client import make_client
 from rallypoint.elastic.lazy_names import lazy_names
+from rallypoint.net import listen
 from rallypoint.stores.errors import StoreError
 from rallypoint.stores.etcd_v2.keys import EtcdAwayError, Keys, NoApiV2Error
 from rallypoint.waiting import Deadline
@@ -58,13 +59,10 @@ def find_etcd() -> str:
 
 def find_free_port() -> socket.socket:
     """A socket that listens on a free port of localhost: close it just before the port is used."""
-    refusals = []
-    for family, _, _, _, address in socket.getaddrinfo(_HOST, 0, type=socket.SOCK_STREAM):
-        try:
-            return socket.create_server((str(address[0]), 0), family=family)
-        except OSError as exc:  # noqa: PERF203  # the next address may do
-            refusals.append(f"{address[0]}: {exc.strerror}")
-    raise RuntimeError(f"no port of {_HOST} can be listened on ({'; '.join(refusals)})")
+    try:
+        return listen(_HOST)
+    except OSError as exc:
+        raise RuntimeError(f"no port of {_HOST} can be listened on ({exc.strerror or exc})") from exc
 
 
 def stop_etcd(subprocess: subprocess.Popen[Any] | None, data_dir: str | None = None) -> None:
@@ -186,7 +184,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, timeout_s: float, log
 
 def _free_ports() -> tuple[int, int]:
     """Two ports that were free a moment ago; where somebody takes one of them before etcd does, others are tried."""
-    with socket.create_server((_ADDRESS, 0)) as one, socket.create_server((_ADDRESS, 0)) as two:
+    with listen(_ADDRESS) as one, listen(_ADDRESS) as two:
         return one.getsockname()[1], two.getsockname()[1]
 
 
