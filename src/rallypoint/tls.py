@@ -73,10 +73,9 @@ NO_TLS = TlsFiles()
 class TlsContext:
     """The context of some files, as they are now."""
 
-    def __init__(self, files: TlsFiles, *, is_server: bool, checks_name: bool = True) -> None:
+    def __init__(self, files: TlsFiles, *, is_server: bool) -> None:
         self._files = files
         self._is_server = is_server
-        self._checks_name = checks_name
         self._looked = self._warned = time.monotonic()
         self._signature = files.signature()
         self._context = self._make()
@@ -128,8 +127,6 @@ class TlsContext:
         if self._is_server:
             # asyncio keeps the context that a listener was opened with: this replaces it for each connection.
             context.sni_callback = self._renew
-        else:
-            context.check_hostname = self._checks_name
         return context
 
     def _renew(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
