@@ -6,7 +6,6 @@ The names and signatures are PyTorch's.  Behind them the document only names the
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 import weakref
@@ -36,7 +35,7 @@ from rallypoint.messages.types import Bounds, Settings
 from rallypoint.stores.c10d_document import C10dDocument
 from rallypoint.torch_bridge import presence
 from rallypoint.torch_bridge.errors import in_torch_words_too
-from rallypoint.torch_bridge.stores_c10d import is_torch_store
+from rallypoint.torch_bridge.stores_c10d import is_torch_store, shares_store
 
 __all__ = [
     "DynamicRendezvousHandler",
@@ -231,7 +230,7 @@ class DynamicRendezvousHandler(HandlerOnMembership):
     @property
     def use_agent_store(self) -> bool:
         """Whether the workers may use the store that rank 0 serves, instead of starting another."""
-        return _shares_store()
+        return shares_store()
 
     @in_torch_words_too
     def next_rendezvous(self) -> RendezvousInfo:
@@ -314,16 +313,12 @@ def _own_address(store: Any | None) -> str:
     return addresses.own_address()
 
 
-def _shares_store() -> bool:
-    return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
-
-
 def _hosting_of(store: Any, asked: str) -> StoreHosting:
     """What serves the workers' store where this node has rank 0: nothing where they start their own."""
     hosting = membership.store_hosting(asked, under_torch=is_torch_store(store), for_workers=True)
 
     def serve(listener: socket.socket, secret: str) -> Callable[[], None]:
-        if store is None or _shares_store():
+        if store is None or shares_store():
             return hosting.serve(listener, secret)
         listener.close()
         return lambda: None

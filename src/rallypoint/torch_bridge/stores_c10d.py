@@ -22,6 +22,11 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
+def shares_store() -> bool:
+    """Whether the workers use their agents' store; by torch's own switch they have another, served by one of them."""
+    return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+
+
 def load_torch() -> None:
     """Import torch now, which takes seconds, and not when a round has been sealed."""
     importlib.import_module("torch.distributed")

@@ -6,7 +6,6 @@ torch's launcher calls `shutdown()` without saying why; the exception that is un
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 from rallypoint.client.member import Member
@@ -16,12 +15,10 @@ from rallypoint.messages.types import Reason
 from rallypoint.torch_bridge import agent_types
 from rallypoint.torch_bridge.agent_types import ChildFailedError, DistStoreError, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.torch_bridge.errors import in_torch_words_too
+from rallypoint.torch_bridge.stores_c10d import shares_store
 from rallypoint.torchrun.round_store import HURRY, AgentRound, AgentStore
 
 log = logging.getLogger("rallypoint.torchrun")
-
-# torch's own switch: the workers then have a store of their own, served by one of them.
-OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torch's types are not looked at
@@ -36,7 +33,7 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
     @property
     def use_agent_store(self) -> bool:
         """The workers use the store that rank 0's agent serves: its port was bound before anybody was told of it."""
-        return self._member.serves_store and os.environ.get(OWN_STORES) != "1"
+        return self._member.serves_store and shares_store()
 
     def get_backend(self) -> str:
         return self._backend
