@@ -10,6 +10,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
+DEFAULT_PORT = 29400
+"""That of a server, and of a c10d store."""
 BACKLOG = 8192
 """As many connections as may arrive in one instant; the kernel lowers it to its own limit (net.core.somaxconn)."""
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.arguments import DEFAULT_PORT
 from rallypoint.cli.exit_codes import ExitCode
+from rallypoint.net import DEFAULT_PORT
 from tests.support.cli_processes import LIMIT_S, Started, answer, answer_json, refused, start_cli, start_node
 from tests.support.protocol_client import ProtocolClient
 

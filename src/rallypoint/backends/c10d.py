@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.backends.c10d_stores import file_store, tcp_store
-from rallypoint.backends.endpoints import DEFAULT_PORT, path_of, without_scheme
+from rallypoint.backends.endpoints import path_of, without_scheme
 from rallypoint.backends.membership import CHOICES, ELECTED, IS_HOST, MemberBackend, MemberRequest
 from rallypoint.backends.options import Option
 from rallypoint.client.addresses import own_address
 from rallypoint.client.member import Member
-from rallypoint.net import parse_endpoint, written
+from rallypoint.net import DEFAULT_PORT, parse_endpoint, written
 from rallypoint.stores.c10d_document import C10dDocument
 
 OPTIONS: tuple[Option[Any], ...] = (*ELECTED, *CHOICES)

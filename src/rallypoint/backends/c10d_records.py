@@ -11,10 +11,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
-from rallypoint.backends.endpoints import DEFAULT_PORT, path_of, without_scheme
+from rallypoint.backends.endpoints import path_of, without_scheme
 from rallypoint.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.location.registers.backend import checked
-from rallypoint.net import parse_endpoint, written
+from rallypoint.net import DEFAULT_PORT, parse_endpoint, written
 from rallypoint.stores import StoreError, StoreTimeoutError, TcpStore
 from rallypoint.stores.documents import C10D_NOTHING, C10D_PREFIX, decode_document
 from rallypoint.stores.file.read_only import read_keys

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from rallypoint.backends.membership import MemberBackend
     from rallypoint.location.register_admin import Records
 
-DEFAULT_PORT = 29400
-"""That of a server, and of a c10d store."""
-
-
 # Where to import from: the backend for nodes, and what opens the records for administrators.
 _BY_SCHEME = {
     "etcd": ("etcd_v3:ETCD_V3", "etcd_v3_records:open_records"),

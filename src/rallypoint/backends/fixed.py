@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rallypoint.backends.endpoints import DEFAULT_PORT
 from rallypoint.backends.membership import CHOICES, HEARTBEATS, IS_HOST, TIMES, MemberBackend, MemberRequest
 from rallypoint.backends.options import Option, text
 from rallypoint.client.member import Member
 from rallypoint.location.fixed import FixedLocator
-from rallypoint.net import parse_endpoint
+from rallypoint.net import DEFAULT_PORT, parse_endpoint
 from rallypoint.tls import TlsFiles
 from rallypoint.tokens import read_token
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.cli.exit_codes import UsageError
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.net import parse_endpoint, written
+from rallypoint.net import DEFAULT_PORT, parse_endpoint, written
 
 if TYPE_CHECKING:
     from rallypoint.client.admin_client import AdminClient
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rallypoint.tls import TlsFiles
     from rallypoint.tokens import Token
 
-DEFAULT_PORT = 29400
 ENDPOINT_VARIABLE = "RALLYPOINT_ENDPOINT"  # replaces --endpoint where that is not given
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROBE_S = 1.0  # how long something that is no server is asked whether it is a c10d store

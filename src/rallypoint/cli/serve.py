@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rallypoint.cli.arguments import DEFAULT_PORT, access, add_access_arguments, listen_address
+from rallypoint.cli.arguments import access, add_access_arguments, listen_address
 from rallypoint.cli.exit_codes import UsageError
 from rallypoint.errors import RendezvousError
-from rallypoint.net import written
+from rallypoint.net import DEFAULT_PORT, written
 
 if TYPE_CHECKING:
     import socket

@@ -10,7 +10,6 @@ from typing import Any
 
 from rallypoint import events
 from rallypoint.backends.c10d_stores import file_store, tcp_store
-from rallypoint.backends.endpoints import DEFAULT_PORT
 from rallypoint.backends.membership import IS_HOST
 from rallypoint.backends.options import check_run_id, choice, read_options, seconds
 from rallypoint.elastic.api import RendezvousParameters
@@ -20,6 +19,7 @@ from rallypoint.elastic.dynamic_rendezvous import create_handler as create_dynam
 from rallypoint.elastic.lazy_names import lazy_names
 from rallypoint.elastic.utils import _failures_recorded, parse_rendezvous_endpoint
 from rallypoint.errors import RendezvousError
+from rallypoint.net import DEFAULT_PORT
 from rallypoint.stores import TcpStore
 from rallypoint.stores.c10d_document import C10dDocument, innermost
 from rallypoint.torch_bridge import stores_c10d
