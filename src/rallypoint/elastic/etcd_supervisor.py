@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 _FAREWELL_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -40,11 +41,9 @@ def main() -> int:
 
 def _stay(server: subprocess.Popen[bytes]) -> None:
     """Wait for the end of the input, and end the server then."""
-    try:
+    with suppress(OSError):
         while os.read(0, 4096):
             pass
-    except OSError:
-        pass
     server.terminate()
     try:
         server.wait(_FAREWELL_S)
