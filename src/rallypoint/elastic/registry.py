@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -80,34 +81,24 @@ def installed_handlers() -> Offers:
         if entry.name in _OURS and entry.value.startswith(_FOR_TORCH):
             continue  # it makes torch's handlers, for torch's registry; ours of the same name is registered here
         # Of two packages that bring the same name, the one found first on the path counts, as for modules.
-        offers.setdefault(entry.name, _loader(entry))
+        offers.setdefault(entry.name, partial(_load, entry))
     return offers
 
 
-def _loader(entry: EntryPoint) -> Callable[[], RendezvousHandlerCreator]:
-    def load() -> RendezvousHandlerCreator:
-        try:
-            creator: RendezvousHandlerCreator = entry.load()()
-            if not callable(creator):
-                raise TypeError(f"{entry.value} returned {creator!r}, which cannot be called to create a handler")
-        except (Exception, SystemExit) as exc:
-            package = entry.dist.name if entry.dist else "unknown"
-            cause = f"{type(exc).__name__}: {exc}"
-            log.warning(
-                "The backend %r of the package %s (%s) failed to load and is left out. %s",
-                entry.name,
-                package,
-                entry.value,
-                cause,
-                exc_info=True,
-            )
-            raise ValueError(
-                f"The backend {entry.name!r} is not registered: the package {package} brings it as {entry.value}, but "
-                f"loading that failed with {cause}. Repair, update or remove the package, or use another backend."
-            ) from exc
-        return creator
-
-    return load
+def _load(entry: EntryPoint) -> RendezvousHandlerCreator:
+    """What creates the handlers of another package; ValueError says why it cannot be loaded."""
+    try:
+        creator: RendezvousHandlerCreator = entry.load()()
+        if not callable(creator):
+            raise TypeError(f"{entry.value} returned {creator!r}, which cannot be called to create a handler")
+    except (Exception, SystemExit) as exc:
+        package = entry.dist.name if entry.dist else "unknown"
+        raise ValueError(
+            f"The backend {entry.name!r} is not registered: the package {package} brings it as {entry.value}, but "
+            f"loading that failed with {type(exc).__name__}: {exc}. Repair, update or remove the package, or use "
+            f"another backend."
+        ) from exc
+    return creator
 
 
 for _backend, _target in _OURS.items():
