@@ -10,6 +10,7 @@ import sys
 
 from rallypoint.client.member import Member
 from rallypoint.client.wait_reports import LogReporter, reported
+from rallypoint.elastic.member_handler import HandlerOnMembership
 from rallypoint.errors import RendezvousGracefulExitError
 from rallypoint.messages.types import Reason
 from rallypoint.torch_bridge import agent_types
@@ -21,7 +22,7 @@ from rallypoint.torchrun.round_store import HURRY, AgentRound, AgentStore
 log = logging.getLogger("rallypoint.torchrun")
 
 
-class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torch's types are not looked at
+class TorchHandler(HandlerOnMembership, agent_types.RendezvousHandler):  # type: ignore[misc]  # torch's is unknown
     """A node's membership in a run, as torch's agent takes it."""
 
     def __init__(self, backend: str, member: Member, join_timeout_s: float) -> None:
@@ -37,9 +38,6 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
 
     def get_backend(self) -> str:
         return self._backend
-
-    def get_run_id(self) -> str:
-        return self._member.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next world; a spare that is not needed ends the process, with success."""
@@ -74,17 +72,6 @@ class TorchHandler(agent_types.RendezvousHandler):  # type: ignore[misc]  # torc
                 log.warning("run %r: joining again: %s", self.get_run_id(), self._round.why())
             self._round.release()
         self._round = None
-
-    def is_closed(self) -> bool:
-        return self._member.is_closed()
-
-    @in_torch_words_too
-    def set_closed(self) -> None:
-        self._member.close_run()
-
-    def num_nodes_waiting(self) -> int:
-        """Above 0 when the agent is to join again; answered from memory, whether or not the server is there."""
-        return self._member.waiting()
 
     @in_torch_words_too
     def shutdown(self) -> bool:
