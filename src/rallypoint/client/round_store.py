@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint import forks
@@ -48,25 +49,17 @@ class StoreHosting(NamedTuple):
     has_secret: bool = True
 
 
-def _serve_members(listener: socket.socket, secret: str) -> Callable[[], None]:
-    return _served(listener, GuardedStoreCore(secret) if secret else StoreServerCore())
-
-
-def _serve_workers(listener: socket.socket, secret: str) -> Callable[[], None]:
-    others = StoreServerCore()
-    return _served(listener, GuardedStoreCore(secret, others=others) if secret else others)
-
-
-def _served(listener: socket.socket, core: StoreServerCore) -> Callable[[], None]:
+def _serve(listener: socket.socket, secret: str, *, for_workers: bool) -> Callable[[], None]:
     """Serve a store in a thread of this process."""
-    server = StoreServer(core)
+    others = StoreServerCore() if for_workers else None
+    server = StoreServer(GuardedStoreCore(secret, others=others) if secret else StoreServerCore())
     server.start_in_thread(listener)
     return server.stop
 
 
-FOR_MEMBERS = StoreHosting(_serve_members)
+FOR_MEMBERS = StoreHosting(partial(_serve, for_workers=False))
 """Our own server, for those who know the secret and nobody else."""
-FOR_WORKERS = StoreHosting(_serve_workers)
+FOR_WORKERS = StoreHosting(partial(_serve, for_workers=True))
 """Our own server where workers are told its address, which may use torch: clients without the secret have keys of their own."""
 
 
