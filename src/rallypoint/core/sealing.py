@@ -15,7 +15,7 @@ from rallypoint.ranking import STICKY, Candidate, Policies, rank
 from rallypoint.sorted_map import SortedMap
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class SealDecision(msgspec.Struct, frozen=True):
     """Whether to seal now, the reason in words, and until when the wait lasts at most (None: that is not known)."""
 
     seal: bool
@@ -41,28 +41,28 @@ def turnout(run: Run, now: float) -> tuple[int, int, int]:
     return present, min(len(run.spares), max(wanted - present - awaited, 0)), awaited
 
 
-def decide(run: Run, now: float) -> Verdict:
+def decide(run: Run, now: float) -> SealDecision:
     """Whether the gathering round is to be sealed now."""
-    verdict = _decide(run, now)
-    return Verdict(False, run.hindrance) if verdict.seal and run.hindrance else verdict
+    decision = _decide(run, now)
+    return SealDecision(False, run.hindrance) if decision.seal and run.hindrance else decision
 
 
-def _decide(run: Run, now: float) -> Verdict:
+def _decide(run: Run, now: float) -> SealDecision:
     (present, spares, awaited), bounds = turnout(run, now), run.bounds
     total = present + spares
     if present >= bounds.max:
-        return Verdict(True, f"all {bounds.max} nodes are here" if bounds.max > 1 else "its only node is here")
+        return SealDecision(True, f"all {bounds.max} nodes are here" if bounds.max > 1 else "its only node is here")
     if run.regrouping:
         if awaited:
-            return Verdict(False, explain.awaiting_members(run, now), run.regroup_ends)
+            return SealDecision(False, explain.awaiting_members(run, now), run.regroup_ends)
         if total >= bounds.min:
-            return Verdict(True, explain.all_back(run))
-        return Verdict(False, explain.too_few(run, total, now))
+            return SealDecision(True, explain.all_back(run))
+        return SealDecision(False, explain.too_few(run, total, now))
     if total < bounds.min or present == 0:
-        return Verdict(False, explain.too_few(run, total, now))
+        return SealDecision(False, explain.too_few(run, total, now))
     if run.last_call_ends is not None and now >= run.last_call_ends:
-        return Verdict(True, f"the last call ended, and at most {wording.nodes(bounds.max)} are wanted")
-    return Verdict(False, explain.last_call(run, total, now), run.last_call_ends)
+        return SealDecision(True, f"the last call ended, and at most {wording.nodes(bounds.max)} are wanted")
+    return SealDecision(False, explain.last_call(run, total, now), run.last_call_ends)
 
 
 def with_last_call(run: Run, now: float) -> Run:

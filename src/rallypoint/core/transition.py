@@ -223,8 +223,8 @@ def _gather(run: Run, now: float, mint: str, policies: Policies) -> Step:
     if not run.live:
         return Step(change(run, last_call_ends=None, regroup_ends=None))
     run = sealing.with_last_call(run, now)
-    verdict = sealing.decide(run, now)
-    return sealing.seal(run, verdict.why, now, mint, policies) if verdict.seal else Step(run)
+    decision = sealing.decide(run, now)
+    return sealing.seal(run, decision.why, now, mint, policies) if decision.seal else Step(run)
 
 
 def _tell_waiting(run: Run, now: float) -> Step:
@@ -267,6 +267,6 @@ def waiting_for(run: Run, waiter: WaitingNode, now: float) -> KeepWaiting | Stan
     elif world is not None:
         why = explain.admission(run, world, now)
     else:
-        verdict = sealing.decide(run, now)
-        why, until = verdict.why, verdict.until
+        decision = sealing.decide(run, now)
+        why, until = decision.why, decision.until
     return KeepWaiting(incarnation, last_round, why, None if until is None else max(until - now, 0.0))
