@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from rallypoint.messages.types import Count, Moment, Name, Text
 
-__all__ = ["Failure", "Verdict", "judge", "summary_of"]
+__all__ = ["Failure", "Verdict", "judge", "signal_name", "summary_of"]
 
 LARGEST = 16 * 1024
 """Bytes of a report, at most."""
@@ -68,7 +68,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.out_of_memory:
             return "was killed because memory ran out"
         said = summary_of(self.tail)
-        how = f"ended with code {self.exit_code}" if self.signal is None else f"was ended by {_name(self.signal)}"
+        how = f"ended with code {self.exit_code}" if self.signal is None else f"was ended by {signal_name(self.signal)}"
         return f"{how}: {said}" if said else how
 
     @property
@@ -165,7 +165,8 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:

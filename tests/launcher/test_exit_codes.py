@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.launcher.exit_codes import LaunchExit
 from tests.launcher.conftest import Launch
 from tests.support.node_processes import free_port
 from tests.support.waiting import PATIENCE_S
@@ -113,6 +114,85 @@ def test_a_worker_that_dies_of_a_lost_peer_is_not_charged(launch: Launch) -> Non
     assert "failed because of that: it is not charged" in err or "is over" in err
 
 
+# Rank 0 dies as soon as rank 1 is gone, or was asked to stop: rank 1 then takes its time, as for a last checkpoint.
+HOLDS_ON = """
+import os, signal, socket, sys, time
+import rallypoint
+me, stop = rallypoint.worker(), sys.argv[1]
+def wait():
+    while not os.path.exists(stop):
+        time.sleep(0.02)
+print("works", me.world_size, os.getpid(), flush=True)
+if me.world_size == 1:
+    wait()
+elif me.rank == 1:
+    listener = socket.create_server(("127.0.0.1", 0))
+    me.store.set("port", str(listener.getsockname()[1]))
+    line = listener.accept()[0]
+    def asked(number, frame):
+        line.close()
+        wait()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, asked)
+    print("paired", flush=True)
+    line.recv(1)
+else:
+    line = socket.create_connection(("127.0.0.1", int(me.store.get("port"))))
+    if not line.recv(1):
+        raise ConnectionResetError("Connection closed by peer")
+"""
+
+
+def two_that_hold_on(launch: Launch, stop: Path, heartbeat_timeout_s: float) -> tuple[list[subprocess.Popen[str]], int]:
+    """Launchers of nodes 0, which serves, and 1, whose workers hold on to each other; the pid of the second one's."""
+    conf = f"last_call_timeout=0.2,heartbeat_interval=0.2,heartbeat_timeout={heartbeat_timeout_s},join_timeout=60"
+    meeting = ("--nnodes", "1:2", "--rdzv", f"127.0.0.1:{free_port()}", "--rdzv-conf", conf, "--max-restarts", "0")
+    nodes = []
+    for size in ("1", "2"):
+        nodes.append(launch(*meeting, "--", sys.executable, "-c", HOLDS_ON, str(stop)))
+        assert nodes[0].stdout is not None
+        assert nodes[0].stdout.readline().rpartition("] ")[2].split()[:2] == ["works", size]
+    assert nodes[1].stdout is not None
+    pid = int(nodes[1].stdout.readline().split()[-1])
+    assert nodes[1].stdout.readline().endswith("paired\n")
+    return nodes, pid
+
+
+def until_said(launcher: subprocess.Popen[str], words: str) -> None:
+    assert launcher.stderr is not None
+    said: list[str] = []
+    for line in launcher.stderr:
+        said.append(line)
+        if words in line:
+            return
+    raise AssertionError(f"{words!r} was not said: {''.join(said)}")
+
+
+def test_a_worker_that_dies_of_a_peer_whose_loss_is_undecided_is_not_charged(launch: Launch, tmp_path: Path) -> None:
+    # Its machine does not answer any more, but for the kernel, which ends connections: the server waits for its heartbeat.
+    (first, second), pid = two_that_hold_on(launch, tmp_path / "stop", heartbeat_timeout_s=4)
+    second.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    until_said(first, "was lost: nothing was heard of it")
+    second.kill()  # who serves stays for all that are connected
+    (tmp_path / "stop").touch()
+    code, out, err = ends(first)
+    assert code == 0, err
+    assert out.startswith("works 1 ")
+
+
+def test_a_worker_that_dies_of_a_peer_that_is_preempted_is_not_charged(launch: Launch, tmp_path: Path) -> None:
+    (first, second), _ = two_that_hold_on(launch, tmp_path / "stop", heartbeat_timeout_s=3)
+    second.send_signal(signal.SIGTERM)
+    until_said(first, "was stopped by SIGTERM: the workers of this node failed because of that, and it is not charged")
+    assert second.poll() is None, "its worker still saves"
+    (tmp_path / "stop").touch()
+    assert ends(second)[0] == 83
+    code, out, err = ends(first)
+    assert code == 0, err
+    assert out.startswith("works 1 ")
+
+
 def read_round(launcher: subprocess.Popen[str]) -> str:
     assert launcher.stderr is not None
     return next(line for line in launcher.stderr if "this node is" in line)
@@ -212,6 +292,21 @@ def test_a_token_that_is_wrong_is_a_refusal(launch: Launch, tmp_path: Path) -> N
     assert "token" in err
     serving.send_signal(signal.SIGTERM)
     assert ends(serving)[0] == 83
+
+
+def test_the_document_has_every_code_and_its_recipes_do_as_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    chapter = text.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
+    advice = {
+        int(code): again.strip() for code, again in re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", chapter, re.MULTILINE)
+    }
+    assert set(advice) == set(LaunchExit)
+    recipe = dict(re.findall(r"action: (\w+), .*values: \[([\d, ]+)\]", chapter))
+    codes = {action: {int(code) for code in listed.split(",")} for action, listed in recipe.items()}
+    assert codes["Ignore"] == {code for code, again in advice.items() if again == "yes"}
+    assert codes["FailJob"] == {code for code, again in advice.items() if again.startswith(("no", "not"))}
+    (requeued,) = re.findall(r"\[ \$code = (\d+) \] && scontrol requeue", chapter)
+    assert int(requeued) == LaunchExit.PREEMPTED
 
 
 def test_the_launcher_imports_no_torch(launch: Launch) -> None:

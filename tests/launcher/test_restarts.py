@@ -37,10 +37,17 @@ def test_without_restarts_the_first_crash_is_the_last() -> None:
     assert (decision.restart, decision.why) == (False, "all 0 restarts are used up")
 
 
-def test_failures_on_other_nodes_are_in_the_row_and_cost_nothing() -> None:
+def test_failures_on_other_nodes_are_in_the_row() -> None:
     policy = RestartPolicy(1, None, 3)
     assert policy.failed("a") is None
     assert policy.crashed("a", 0).restart
     decision = policy.failed("a")
     assert decision is not None
-    assert (decision.restart, policy.count) == (False, 1)
+    assert not decision.restart
+
+
+def test_failures_on_other_nodes_are_not_charged() -> None:
+    policy = RestartPolicy(1, None, 0)
+    assert [policy.failed(f"bug {n}") for n in range(5)] == [None] * 5
+    assert policy.crashed("a", 0).restart
+    assert not policy.crashed("b", 1).restart

@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.launcher.guard import descendants
+from rallypoint.launcher.start import own_endpoint
+from rallypoint.net import listen
 from tests.launcher.conftest import Launch
+from tests.support.node_processes import free_port
 from tests.support.waiting import PATIENCE_S, until
 
 SETTINGS = "last_call_timeout=0.2,heartbeat_timeout=5,join_timeout=60"
@@ -25,13 +28,6 @@ SETTINGS = "last_call_timeout=0.2,heartbeat_timeout=5,join_timeout=60"
 def ends(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -55,6 +51,15 @@ def is_alive(pid: int) -> bool:
 def test_one_command_and_nothing_else_to_say(launch: Launch) -> None:
     code, out, _ = ends(launch("--", sys.executable, "-c", "import os; print('rank', os.environ['RANK'])"))
     assert (code, out) == (0, "rank 0\n")
+
+
+def test_the_port_of_a_run_on_one_machine_is_held_until_its_server_has_it() -> None:
+    """Two that start at once must not meet."""
+    with socket.socket() as held, socket.socket() as other:
+        port = int(own_endpoint(held).rpartition(":")[2])
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        listen("127.0.0.1", port).close()
 
 
 def test_every_worker_knows_its_place(launch: Launch) -> None:
@@ -91,6 +96,15 @@ def test_output_before_a_death_is_never_lost(launch: Launch) -> None:
     code, out, _ = ends(launch("--max-restarts", "0", "--", sys.executable, "-c", program))
     assert code == 137
     assert out == ("x" * 999 + "\n") * 200 + "last\n"
+
+
+def test_a_terminal_that_nobody_reads_stalls_no_worker(launch: Launch, tmp_path: Path) -> None:
+    program = "import sys; sys.stdout.write(('x' * 999 + '\\n') * 4000); sys.stdout.flush(); open(sys.argv[1], 'w')"
+    launcher = launch("--", sys.executable, "-c", program, str(tmp_path / "written"))
+    until((tmp_path / "written").exists, "the worker has written all of it")
+    code, out, _ = ends(launcher)
+    assert code == 0
+    assert out == ("x" * 999 + "\n") * 4000
 
 
 def test_logs_go_to_files_by_rank_and_round(launch: Launch, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rallypoint.launcher import schedulers
 from rallypoint.launcher.schedulers import SchedulerError, detect
 
 SLURM = {
@@ -73,12 +75,44 @@ def test_a_pod_of_an_indexed_job(hostname: str, more: dict[str, str], endpoint: 
     assert (found.node_index, found.endpoint, found.run_id, found.nnodes) == (3, endpoint, run_id, None)
 
 
+def test_a_pod_finds_its_service_in_the_hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tmp_path / "hosts"
+    monkeypatch.setattr(schedulers, "HOSTS", hosts)
+    pod = {"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "3"}
+    kubelets = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"
+    for last_line, first in [
+        ("10.0.0.4\ttrain-3.workers.ns.svc.cluster.local\ttrain-3\n", "train-0.workers.ns.svc.cluster.local"),
+        ("10.0.0.4\ttrain-3\n", "train-0"),
+        ("10.0.0.4\tother.workers.ns.svc.cluster.local\ttrain-3\n", "train-0"),
+        ("# 10.0.0.4\ttrain-3.workers\ttrain-3\n", "train-0"),
+    ]:
+        hosts.write_text(kubelets + last_line)
+        found = detect(pod, "train-3")
+        assert found is not None
+        assert (found.endpoint, found.run_id) == (f"{first}:20000", "train")
+    hosts.unlink()
+    assert detect(pod, "train-3") == found
+
+
 def test_open_mpi_names_its_own_machine_as_the_meeting_point() -> None:
     uri = "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"
     environment = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_MCA_orte_hnp_uri": uri}
     found = detect(environment, "x")
     assert found is not None
     assert (found.nnodes, found.node_index, found.endpoint.partition(":")[0]) == (8, 5, "10.96.0.1")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+        {"PMI_SIZE": "8", "PMI_RANK": "5", "MPI_LOCALNRANKS": "4"},
+    ],
+)
+def test_processes_of_mpi_on_one_host_are_a_worker_each(environment: dict[str, str]) -> None:
+    found = detect(environment, "x")
+    assert found is not None
+    assert (found.nnodes, found.node_index, found.nproc, found.shares_host) == (8, 5, 1, True)
 
 
 def test_pmi_tells_how_many_and_not_where() -> None:

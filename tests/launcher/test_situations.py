@@ -21,8 +21,9 @@ WORKER = """
 import os, sys, time
 print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")), os.getpid(), flush=True)
 while not os.path.exists(sys.argv[1]):
-    if os.path.exists(sys.argv[1] + os.environ["MINE"]):
-        sys.exit(7)
+    if os.path.exists(mine := sys.argv[1] + os.environ["MINE"]):
+        how = open(mine).read()
+        sys.exit(int(how) if how.isdigit() else how)
     time.sleep(0.02)
 """
 
@@ -38,9 +39,11 @@ class Job:
         program = (sys.executable, "-c", WORKER, str(self.stop))
         return self._launch(*meeting, "--max-restarts", "0", *more, "--", *program, MINE=f".{name}")
 
-    def fail(self, name: str) -> None:
-        """Let the worker of this launcher end with 7."""
-        self.stop.with_name(f"stop.{name}").touch()
+    def end(self, name: str, how: str) -> None:
+        """Let the worker of this launcher end with a code, or with last words and code 1."""
+        written = self.stop.with_name("how")
+        written.write_text(how)
+        written.rename(self.stop.with_name(f"stop.{name}"))
 
     def finish(self, *launchers: subprocess.Popen[str]) -> None:
         self.stop.touch()
@@ -147,11 +150,23 @@ def test_a_paused_launcher_comes_back_as_a_newcomer_and_its_old_workers_are_gone
         job.finish(ranks[0][0], paused)
 
 
+def test_a_report_is_repeated_to_a_server_that_has_not_heard_it(job: Job) -> None:
+    with job.served():
+        both = [job.start("2", name=name) for name in ("good", "bad")]
+        pids = [started(launcher)[3] for launcher in both]
+        # It names a peer, so the verdict waits for the other node, of which no worker has failed.
+        job.end("bad", "Connection closed by peer")
+        until(lambda: not Path(f"/proc/{pids[1]}").exists(), "the worker has failed")
+    with job.served():
+        said(both[1], "failed first: it ended with code 1: Connection closed by peer")
+        assert [launcher.wait(PATIENCE_S) for launcher in both] == [1, 1]
+
+
 def test_who_gives_up_where_others_can_go_on_leaves_alone(job: Job) -> None:
     with job.served():
         good, bad = job.start("1:2", name="good"), job.start("1:2", "--restart-window", "60", name="bad")
         until(lambda: started(good)[1] == 2, "both are in")
-        job.fail("bad")
+        job.end("bad", "7")
         assert bad.wait(PATIENCE_S) == 7
         assert started(good)[:3] == (0, 1, 0)
         job.finish(good)
@@ -161,7 +176,7 @@ def test_who_gives_up_where_all_are_needed_takes_the_run_along(job: Job) -> None
     with job.served():
         good, bad = job.start("2", name="good"), job.start("2", name="bad")
         assert sorted([started(good)[0], started(bad)[0]]) == [0, 1]
-        job.fail("bad")
+        job.end("bad", "7")
         assert [good.wait(PATIENCE_S), bad.wait(PATIENCE_S)] == [7, 7], "the first failing worker's code, everywhere"
 
 
@@ -175,3 +190,28 @@ def test_workers_whose_launcher_is_killed_do_not_hold_the_others_up(job: Job) ->
         assert [started(launcher)[:2] for launcher in survivors] == [(0, 2), (1, 2)]
         until(lambda: not Path(f"/proc/{pid}").exists(), "its worker is gone")
         job.finish(*survivors)
+
+
+@pytest.mark.parametrize("victim", ["the other", "itself"])
+def test_who_has_finished_waits_for_the_others_until_they_are_gone_or_it_is_asked_to_go(job: Job, victim: str) -> None:
+    with job.served():
+        done, other = job.start("2", name="done"), job.start("2")
+        pid = started(done)[3]
+        started(other)
+        job.end("done", "0")
+        until(lambda: not Path(f"/proc/{pid}").exists(), "its worker has ended")
+        assert done.poll() is None
+        if victim == "itself":
+            done.send_signal(signal.SIGTERM)
+            assert done.wait(PATIENCE_S) == 83
+            job.finish(other)
+        else:
+            other.kill()
+            assert done.wait(PATIENCE_S) == 0
+
+
+def test_the_address_that_is_named_is_that_of_the_node(launch: Launch) -> None:
+    launcher = launch("--local-addr", "127.0.0.2", "--", "sh", "-c", "echo $MASTER_ADDR $JAX_COORDINATOR_ADDRESS")
+    out, err = launcher.communicate(timeout=PATIENCE_S)
+    assert launcher.returncode == 0, err
+    assert [address.partition(":")[0] for address in out.split()] == ["127.0.0.2"] * 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from rallypoint.launcher.options import NOT_NEEDED, OPTIONS
@@ -24,6 +27,31 @@ def test_an_option_of_torchrun_is_taken_or_said_not_to_be(flag: str) -> None:
     refused = re.search(r"These options of torchrun are not taken: (.*?)\.\n", DOCUMENT.read_text(), re.DOTALL)
     assert refused is not None
     assert (flag in ours) != (f"`--{TORCHS[flag].replace('_', '-')}`" in refused[1])
+
+
+@pytest.mark.parametrize(
+    "dest", sorted({action.dest for action in get_args_parser()._actions if isinstance(action, (env, check_env))})
+)
+def test_a_variable_of_torchrun_is_read_where_its_option_is(dest: str) -> None:
+    spellings = {flag for flag, its in TORCHS.items() if its == dest}
+    variables = {variable for option in OPTIONS if spellings & {*option.flags} for variable in option.variables}
+    assert not variables or f"PET_{dest.upper()}" in variables
+
+
+def test_workers_find_all_that_torchrun_gives_them(launch: Launch) -> None:
+    show = ("--no-python", sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+    arguments = ("--standalone", "--nproc-per-node", "1", "--max-restarts", "2", "--role", "trainer", *show)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    theirs = json.loads(subprocess.run(torchrun, capture_output=True, text=True, check=True).stdout)
+    launcher = launch(*arguments)
+    ours = json.loads(launcher.communicate(timeout=PATIENCE_S)[0])
+    # Its agent's own: where a worker leaves its exception, which signals the agent heeds, the width of its help.
+    assert (
+        theirs.keys() - ours.keys()
+        == {*("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES")} - os.environ.keys()
+    )
+    others = {name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]}
+    assert others == {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 
 
 def test_what_is_not_needed_is_said(launch: Launch) -> None:

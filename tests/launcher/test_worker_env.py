@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+import socket
+from pathlib import Path
+
+import msgspec
 import pytest
 
+import rallypoint
 from rallypoint.launcher.worker_env import WorkerPlace, parse_template, worker_environment
 
 PLACE = WorkerPlace(
@@ -58,8 +65,6 @@ def test_a_program_for_jax_and_one_of_ours_find_theirs() -> None:
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
-    import msgspec
-
     environment = worker_environment({}, msgspec.structs.replace(PLACE, store=("::1", 7)))
     assert (environment["MASTER_ADDR"], environment["RALLYPOINT_STORE"]) == ("::1", "[::1]:7")
 
@@ -88,3 +93,27 @@ def test_templates_are_filled_in() -> None:
 def test_a_bad_template_gets_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         parse_template(text)
+
+
+def test_the_document_names_every_variable() -> None:
+    document = Path(__file__).parents[2] / "docs" / "launcher.md"
+    chapter = document.read_text().partition("# What the workers find in their environment")[2].partition("\n#")[0]
+    named = set(re.findall(r"`([A-Z][A-Z_]+)`", chapter))
+    assert named == set(worker_environment({}, PLACE))
+
+
+def test_a_worker_knows_its_place_without_connecting_to_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it connects")
+
+    peers = tmp_path / "peers.json"
+    peers.write_text(json.dumps([{"rank": 0, "name": "a", "address": "10.0.0.1", "workers": 4}]))
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    me = rallypoint.worker(worker_environment({}, msgspec.structs.replace(PLACE, peers_file=str(peers))))
+    assert (me.run_id, me.round, me.fence) == ("job", 3, "r1/3/s9")
+    assert (me.rank, me.world_size, me.local_rank, me.node_rank) == (5, 8, 1, 1)
+    assert [peer["name"] for peer in me.peers()] == ["a"]
+    with pytest.raises(AssertionError, match="it connects"):
+        me.store.get("key")

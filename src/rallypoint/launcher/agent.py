@@ -35,7 +35,6 @@ from rallypoint.launcher.processes import (
     ProcessGuard,
     StartError,
     Survivor,
-    signal_name,
 )
 from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
@@ -44,7 +43,7 @@ from rallypoint.messages.notices import Placed
 from rallypoint.messages.types import Reason
 from rallypoint.server.sockets import file_limit
 from rallypoint.stores.errors import RoundOverError, StoreError
-from rallypoint.verdict import Verdict
+from rallypoint.verdict import Verdict, signal_name
 
 __all__ = ["Agent"]
 
@@ -61,6 +60,8 @@ CAUSE_S = 2.0
 """How long the cause of a failure is awaited on this node."""
 FINISHED_S = 7 * 86400.0
 """How long a node that has finished stays for the others."""
+GROUP_S = 0.05
+"""How often it is looked whether anything is left of a worker's process group."""
 HEARSAY_S = 1.0
 """How long a node whose own workers did not fail asks for the verdict."""
 
@@ -230,6 +231,8 @@ class Agent:
         first = self._verdict.first if self._verdict is not None else None
         if first is None:
             self._policy.progressed()
+        elif not first.is_genuine:
+            return  # a guess, of which its own node still finds out whether a peer's going was behind it
         elif (decision := self._policy.failed(first.signature)) is not None:
             raise _Done(first.code, decision.why, Reason.GAVE_UP)
 
@@ -263,6 +266,11 @@ class Agent:
             self._say("the workers of this node failed because of that: it is not charged")
             self._count_a_failure_elsewhere()
             return
+        if not failure.is_genuine and (gone := current.peer_gone()):
+            self._say(f"{gone}: the workers of this node failed because of that, and it is not charged")
+            self._policy.progressed()
+            self._check_ending()
+            return
         decision = self._policy.crashed(failure.signature, time.monotonic())
         if not decision.restart:
             raise _Done(failure.code, f"no more restarts: {decision.why}", Reason.GAVE_UP)
@@ -286,6 +294,7 @@ class Agent:
             current.signal(number)
             return
         self._say(f"{signal_name(number)}: the workers have {self._plan.options['grace']:g} s to end")
+        current.announce_stop(signal_name(number))
         self._stop(current, number)
         # Workers that end well on being asked to have finished their part for this time, not the work.
         raise _Done(ENDING[signal.Signals(number)], "", Reason.WITHDREW, at_once=True)
@@ -294,25 +303,18 @@ class Agent:
         """End the workers: ask them, wait for the grace, kill what is left, and prove that nothing is."""
         current.signal(number)
         deadline = time.monotonic() + self._plan.options["grace"]
-        while current.running and time.monotonic() < deadline:
+        # A shell may end at once while the program that it started still saves: the grace is for the whole group, of which
+        # nobody tells when it has ended.
+        while (current.running or current.has_groups) and (left_s := deadline - time.monotonic()) > 0:
             try:
-                event = self._events.get(timeout=max(deadline - time.monotonic(), 0.0))
+                event = self._events.get(timeout=left_s if current.running else min(left_s, GROUP_S))
             except Empty:
-                break
+                continue
             if isinstance(event, Ended):
                 current.ended(event, stopped=True)
             elif isinstance(event, Signalled):
                 if event.number == signal.SIGINT:
                     deadline = 0.0
-                current.signal(event.number)
-        # A shell may end at once while the program that it started still saves: the grace is for the whole group.
-        while time.monotonic() < deadline and current.has_groups:
-            try:
-                event = self._events.get(timeout=0.05)
-            except Empty:
-                continue
-            if isinstance(event, Signalled):
-                deadline = 0.0 if event.number == signal.SIGINT else deadline
                 current.signal(event.number)
         left = current.sweep()
         if left:

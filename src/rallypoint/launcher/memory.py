@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rallypoint.launcher.guard import own_group
+from rallypoint.launcher.guard import file_text, own_group
 
 __all__ = ["oom_kills"]
 
@@ -23,7 +23,7 @@ def oom_kills(proc: Path = PROC, memory_v1: Path = MEMORY_V1) -> int:
         for folder in (Path(own), *Path(own).parents):
             if (count := _counter(folder / "memory.events")) is not None:
                 return count
-    lines = _text(proc / "self" / "cgroup").splitlines()
+    lines = file_text(str(proc / "self" / "cgroup")).splitlines()
     group = next((line.split(":", 2)[2] for line in lines if "memory" in line.split(":", 2)[1].split(",")), None)
     if group is not None and (count := _counter(memory_v1 / group.strip("/") / "memory.oom_control")) is not None:
         return count
@@ -32,15 +32,8 @@ def oom_kills(proc: Path = PROC, memory_v1: Path = MEMORY_V1) -> int:
 
 def _counter(file: Path) -> int | None:
     """The number behind `oom_kill` in a file of the kernel; None where there is none."""
-    for line in _text(file).splitlines():
+    for line in file_text(str(file)).splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.strip().isdigit():
             return int(number)
     return None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -38,9 +38,11 @@ class LaunchOption(msgspec.Struct, frozen=True):
         spelled = (dashed, f"--{self.name}", *self.also)
         return tuple(dict.fromkeys(spelled))
 
-
-def _text(value: str) -> str:
-    return value
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The environment variables that it is read from: RALLYPOINT_NAME, then torchrun's for each of its spellings."""
+        spellings = (flag[2:].replace("-", "_").upper() for flag in self.flags if flag.startswith("--"))
+        return tuple(dict.fromkeys((f"RALLYPOINT_{self.name.upper()}", *(f"PET_{name}" for name in spellings))))
 
 
 def _count(value: str, least: int = 0) -> int:
@@ -154,24 +156,24 @@ OPTIONS: tuple[LaunchOption, ...] = (
         "rdzv",
         "",
         "where the nodes meet: HOST:PORT, etcd://A,B,C, c10d://HOST:PORT, etcd-v2://HOST:PORT or file:///PATH",
-        _text,
+        str,
         "ENDPOINT",
     ),
     LaunchOption(
         "rdzv_backend",
         "",
-        "torchrun's way to say it: rallypoint, etcd-v3, c10d, etcd-v2 or static, with --rdzv-endpoint",
-        _choice("", "rallypoint", "etcd-v3", "c10d", "etcd-v2", "static"),
+        "torchrun's way to say it: rallypoint, etcd-v3, c10d, etcd-v2, etcd or static, with --rdzv-endpoint",
+        _choice("", "rallypoint", "etcd-v3", "c10d", "etcd-v2", "etcd", "static"),
         "NAME",
     ),
-    LaunchOption("rdzv_endpoint", "", "HOST:PORT for --rdzv-backend", _text, "HOST:PORT"),
+    LaunchOption("rdzv_endpoint", "", "HOST:PORT for --rdzv-backend", str, "HOST:PORT"),
     LaunchOption("rdzv_conf", {}, "options of the rendezvous, as name=value,name=value", _config, "K=V,…"),
-    LaunchOption("run_id", "", "the name of the run", _text, "NAME", also=("--rdzv-id", "--rdzv_id")),
-    LaunchOption("master_addr", "", "torchrun's: where node 0 is, for --rdzv-backend static", _text, "HOST"),
+    LaunchOption("run_id", "", "the name of the run", str, "NAME", also=("--rdzv-id", "--rdzv_id")),
+    LaunchOption("master_addr", "", "torchrun's: where node 0 is, for --rdzv-backend static", str, "HOST"),
     LaunchOption("master_port", 29500, "torchrun's: its port", _count, "PORT"),
     LaunchOption("standalone", False, "one node, on a free port of this machine", _flag, is_flag=True),
-    LaunchOption("local_addr", "", "the address by which other nodes reach this one", _text, "ADDRESS"),
-    LaunchOption("role", "default", "a name for the workers", _text, "NAME"),
+    LaunchOption("local_addr", "", "the address by which other nodes reach this one", str, "ADDRESS"),
+    LaunchOption("role", "default", "a name for the workers", str, "NAME"),
     LaunchOption("max_restarts", 3, "how often crashed workers are started again (default: 3)", _count, "N"),
     LaunchOption(
         "restart_window",
@@ -225,7 +227,7 @@ NOT_NEEDED = {
     "event_log_handler": "what happens is in the output of the launcher",
 }
 """torchrun's options that make no difference here: they are taken, and it is said why they do nothing."""
-OPTIONS += tuple(LaunchOption(name, None, f"torchrun's; not needed: {why}", _text) for name, why in NOT_NEEDED.items())
+OPTIONS += tuple(LaunchOption(name, None, f"torchrun's; not needed: {why}", str) for name, why in NOT_NEEDED.items())
 
 
 NESTED = "RALLYPOINT_FENCE"
@@ -267,10 +269,9 @@ class OptionSources:
         file_name: str,
     ) -> None:
         name = option.name
-        upper = name.upper()
         candidates = [
             (f"--{name.replace('_', '-')}", given.get(name)),
-            *((variable, environment.get(variable) or None) for variable in _variables(upper)),
+            *((variable, environment.get(variable) or None) for variable in option.variables),
             (f"{name} in {file_name}", file.get(name)),
         ]
         for source, value in candidates:
@@ -280,11 +281,6 @@ class OptionSources:
             self.why[name] = source
             return
         self._values[name] = option.default
-
-
-def _variables(upper: str) -> tuple[str, ...]:
-    """The environment variables of an option; a run's id has torchrun's name too."""
-    return (f"RALLYPOINT_{upper}", f"PET_{'RDZV_ID' if upper == 'RUN_ID' else upper}")
 
 
 def _parsed(option: LaunchOption, source: str, value: Any) -> Any:

@@ -140,8 +140,6 @@ class _Pipe:
         self._stream, self._prefix, self._file, self._screen = stream, prefix, file, screen
         self._rest = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self.trouble: OSError | None = None
-        """Why its file is not written any more."""
 
     def tail(self) -> list[str]:
         """The last lines."""
@@ -196,7 +194,6 @@ class _Pipe:
                 view = view[self._file.write(view) :]
         except OSError as exc:
             # A full disk costs the log, not the training.
-            self.trouble = exc
             self._screen.show(f"{self._stream.path} is not written any more: {exc.strerror}\n".encode(), is_error=True)
             self._file.close()
             self._file = None

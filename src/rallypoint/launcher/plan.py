@@ -14,7 +14,7 @@ import msgspec
 
 from rallypoint.launcher.options import NESTED, NOT_NEEDED, OptionSources
 from rallypoint.launcher.pinning import Machine, check_pin, usable_cores, visible_devices
-from rallypoint.launcher.schedulers import Placement, SchedulerError, detect
+from rallypoint.launcher.schedulers import Placement, detect
 from rallypoint.launcher.worker_env import Template
 
 __all__ = ["Plan", "make_plan"]
@@ -81,7 +81,7 @@ def make_plan(
     placement = None
     is_alone = sources["standalone"] or (sources.is_given("nnodes") and sources["nnodes"] == (1, 1))
     if not is_alone and NESTED not in environment:
-        placement = _placement(environment, hostname)
+        placement = detect(environment, hostname)
     notices = [f"--{name.replace('_', '-')}: {why}" for name, why in NOT_NEEDED.items() if sources.is_given(name)]
     if placement is not None:
         notices.append(placement.in_words())
@@ -132,20 +132,12 @@ _KEPT = (
 )
 
 
-def _placement(environment: Mapping[str, str], hostname: str) -> Placement | None:
-    try:
-        return detect(environment, hostname)
-    except SchedulerError:
-        raise
-    except ValueError as exc:
-        raise SchedulerError(str(exc)) from exc
-
-
 def _as_bounds(nodes: int | None) -> tuple[int, int] | None:
     return None if nodes is None else (nodes, nodes)
 
 
-_SCHEMES = {"c10d": "c10d://", "etcd-v3": "etcd://", "etcd-v2": "etcd-v2://"}
+_SCHEMES = {"c10d": "c10d://", "etcd-v3": "etcd://", "etcd-v2": "etcd-v2://", "etcd": "etcd-v2://"}
+"""Of torchrun's backends; its `etcd` and `etcd-v2` both need etcd's API v2."""
 
 
 def _endpoint(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -39,18 +38,6 @@ class Ended(msgspec.Struct, frozen=True):
     pid: int
     exit_code: int | None
     signal: int | None = None
-
-    @property
-    def code(self) -> int:
-        """Its exit code as a shell tells it: 128 and the signal's number where one ended it."""
-        return self.exit_code if self.exit_code is not None else 128 + (self.signal or 0)
-
-    @property
-    def in_words(self) -> str:
-        """How it ended, for people."""
-        if self.signal is not None:
-            return f"was ended by {signal_name(self.signal)}"
-        return "ended well" if self.exit_code == 0 else f"ended with code {self.exit_code}"
 
 
 class Survivor(msgspec.Struct, frozen=True):
@@ -181,11 +168,3 @@ class ProcessGuard:
 
 
 GUARD_LOST = "the guard process of this launcher was ended from outside, and with it the workers"
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, such as SIGKILL."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -24,11 +24,6 @@ class RestartPolicy:
         self._crashes: deque[float] = deque()
         self._last, self._alike = "", 0
 
-    @property
-    def count(self) -> int:
-        """How many crashes count at the moment."""
-        return len(self._crashes)
-
     def crashed(self, signature: str, now: float) -> Decision:
         """A worker crashed; `signature` is what it died of, and where."""
         if self._window_s is not None:

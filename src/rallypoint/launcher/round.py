@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +20,7 @@ import msgspec
 
 from rallypoint import wording
 from rallypoint.client.member import Member
+from rallypoint.errors import RendezvousError
 from rallypoint.launcher.memory import oom_kills
 from rallypoint.launcher.output import OutputRouter, Stream
 from rallypoint.launcher.pinning import Machine, cores_of, device_of, usable_cores, visible_devices
@@ -26,6 +29,7 @@ from rallypoint.launcher.plan import Plan
 from rallypoint.launcher.processes import Ended, ProcessGuard, Survivor
 from rallypoint.launcher.worker_env import WorkerPlace, worker_environment
 from rallypoint.messages.notices import Placed
+from rallypoint.stores.errors import StoreError
 from rallypoint.verdict import LARGEST, Failure, Verdict, shortened
 
 __all__ = ["Round", "RoundChange"]
@@ -38,6 +42,12 @@ TAIL_S = 0.5
 """How long the last lines of a worker that failed are awaited."""
 REPORT_BYTES = 48 * 1024
 """What all failures of a node may take in one message."""
+NOTICE_S = 1.0
+"""How much longer than its heartbeat a peer is given to be lost; and how long the round's store has to answer."""
+STOPPED = "launcher/stopped"
+"""The key under which a node says that it was asked to stop."""
+_GONE = re.compile(r" (was lost|withdrew|was evicted)\b")
+"""A world ends for other reasons too: its members join again after a failure.  A server tells why in words only."""
 
 
 class RoundChange(msgspec.Struct, frozen=True):
@@ -131,7 +141,7 @@ class Round:
             return False
         worker.ended, worker.stopped = ended, stopped
         at, after_loss = time.monotonic(), self.is_over
-        if ended.code != 0 and not stopped:
+        if ended.exit_code != 0 and not stopped:
             self._output.drain(worker.pipes, TAIL_S)
             self.failures.append(
                 Failure(
@@ -152,6 +162,32 @@ class Round:
         limit = min(REPORT_BYTES // max(len(self.failures), 1), LARGEST)
         reported = [shortened(failure, limit) for failure in self.failures[:64]]
         return self._member.verdict(self._placed, reported, timeout_s)
+
+    def announce_stop(self, asked_by: str) -> None:
+        """Tell the others that this node was asked to stop: their workers may fail long before it has left."""
+
+        def announce() -> None:
+            with suppress(RendezvousError, StoreError):
+                self._member.store(self._placed).set(
+                    STOPPED, f"{self._member.view.node.name} was stopped by {asked_by}"
+                )
+
+        if self._placed.size > 1:
+            threading.Thread(target=announce, name="rallypoint-announce", daemon=True).start()
+
+    def peer_gone(self) -> str:
+        """Which peer was going when workers of this node failed, in words; it may take a while until that is known."""
+        if self._placed.size == 1:
+            return ""
+        with suppress(RendezvousError, StoreError):
+            store = self._member.store(self._placed).open(timedelta(seconds=NOTICE_S))
+            if store.check([STOPPED]):
+                return store.get(STOPPED).decode("utf-8", "replace")
+        known_by = self.failures[0].at + self._member.view.settings.heartbeat_timeout_s + NOTICE_S
+        if not self.wait_until_over(max(known_by - time.monotonic(), 0.0)):
+            return ""
+        why = self._member.why_over(self._placed).removesuffix("; join again")
+        return why if _GONE.search(why) else ""
 
     def signal(self, number: int) -> None:
         """Signal every worker, and what it started in its process group."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import Path
 
 import msgspec
 
@@ -18,6 +20,8 @@ __all__ = ["Placement", "SchedulerError", "detect"]
 
 PORTS = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections, so that the meeting point finds its own free."""
+
+HOSTS = Path("/etc/hosts")
 
 Environment = Mapping[str, str]
 
@@ -129,7 +133,7 @@ def _kubernetes(reading: _Reading, hostname: str) -> Placement | None:
     if index is None:
         return None
     jobset, restarts = reading.text("JOBSET_NAME"), reading.number("JOBSET_RESTART_ATTEMPT") or 0
-    pod, _, domain = hostname.partition(".")
+    pod, _, domain = _full_name(hostname).partition(".")
     stem, dash, number = pod.rpartition("-")
     endpoint = ""
     if dash and number == str(index):
@@ -137,6 +141,16 @@ def _kubernetes(reading: _Reading, hostname: str) -> Placement | None:
         endpoint = f"{first}:{_port(0)}"
     run_id = jobset or (stem if dash and number == str(index) else "")
     return Placement("Kubernetes", None, index, endpoint, run_id, restarts=restarts, taken=tuple(reading.taken))
+
+
+def _full_name(hostname: str) -> str:
+    """The name of a pod with its service and namespace: a pod knows its short name, and the kubelet writes both here."""
+    with suppress(OSError):
+        for line in HOSTS.read_text(encoding="utf-8", errors="replace").splitlines():
+            names = line.partition("#")[0].split()[1:]
+            if hostname in names and names[0].startswith(f"{hostname}."):
+                return names[0]
+    return hostname
 
 
 def _open_mpi(reading: _Reading, hostname: str) -> Placement | None:

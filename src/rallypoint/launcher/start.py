@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
+from rallypoint import net
 from rallypoint.backends.endpoints import backend_at
 from rallypoint.client.member import Member
 from rallypoint.launcher.agent import Agent
@@ -23,26 +25,24 @@ def launch(plan: Plan) -> int:
     )
     for line in plan.notices:
         output.say(f"rallypoint: {line}")
-    try:
-        return Agent(plan, lambda: open_member(plan), output).run()
-    finally:
-        output.close()
+    with socket.socket() as held:
+        endpoint = plan.endpoint or own_endpoint(held)
+        try:
+            return Agent(plan, lambda: open_member(plan, endpoint), output).run()
+        finally:
+            output.close()
 
 
-def open_member(plan: Plan) -> tuple[Member, float]:
+def own_endpoint(held: socket.socket) -> str:
+    """Where a world of one node meets: a port that nobody else is given while it is held, and that our server may bind."""
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return net.written(*held.getsockname())
+
+
+def open_member(plan: Plan, endpoint: str) -> tuple[Member, float]:
     """This node's membership, and how long its join may take."""
-    endpoint = plan.endpoint or f"127.0.0.1:{free_port()}"
     config: dict[str, object] = {"rank": plan.wanted_rank, "store": "rallypoint", **plan.config}
     return backend_at(endpoint).open(
         endpoint, plan.run_id, plan.min_nodes, plan.max_nodes, plan.options["local_addr"] or None, config
     )
-
-
-def free_port() -> int:
-    """A port that nobody has at the moment; a world of one node needs it for its own server only."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from rallypoint import net
+
 __all__ = ["Template", "WorkerPlace", "parse_template", "worker_environment"]
 
 
@@ -73,12 +75,12 @@ def worker_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "RALLYPOINT_RUN_ID": place.run_id,
         "RALLYPOINT_ROUND": place.round,
-        "RALLYPOINT_STORE": _endpoint(*place.store),
+        "RALLYPOINT_STORE": net.written(*place.store),
         # Only processes of this user can read it there.
         "RALLYPOINT_STORE_SECRET": place.store_secret,
         "RALLYPOINT_FENCE": place.fence,
         "RALLYPOINT_PEERS": place.peers_file,
-        "JAX_COORDINATOR_ADDRESS": _endpoint(*place.coordinator),
+        "JAX_COORDINATOR_ADDRESS": net.written(*place.coordinator),
         "JAX_NUM_PROCESSES": place.world_size,
         "JAX_PROCESS_ID": place.rank,
     }
@@ -129,7 +131,3 @@ def _fields_of(place: WorkerPlace) -> dict[str, object]:
 
 FIELDS = tuple(_fields_of(WorkerPlace("", 0, "", 0, 0, 0, 0, 0, 0, ("", 0), ("", 0))))
 """What a template may name."""
-
-
-def _endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
