@@ -26,6 +26,31 @@ while not os.path.exists(sys.argv[1]):
         sys.exit(int(how) if how.isdigit() else how)
     time.sleep(0.02)
 """
+# Each of two fails as soon as the other one is gone; one that is asked to end takes its time, as for a last checkpoint.
+HOLDS_ON = """
+import os, signal, socket, sys, time
+import rallypoint
+me, stop = rallypoint.worker(), sys.argv[1]
+def wait(*_):
+    if me.world_size == 2:
+        line.close()
+    while not os.path.exists(stop):
+        time.sleep(0.02)
+    sys.exit(0)
+print(me.rank, me.world_size, os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid(), flush=True)
+if me.world_size == 1:
+    wait()
+if me.rank == 1:
+    listener = socket.create_server(("127.0.0.1", 0))
+    me.store.set("port", str(listener.getsockname()[1]))
+    line = listener.accept()[0]
+else:
+    line = socket.create_connection(("127.0.0.1", int(me.store.get("port"))))
+signal.signal(signal.SIGTERM, wait)
+print("holds on", flush=True)
+line.recv(1)
+raise ConnectionResetError("Connection closed by peer")
+"""
 
 
 class Job:
@@ -34,10 +59,10 @@ class Job:
     def __init__(self, launch: Launch, folder: Path) -> None:
         self._launch, self.stop, self.port = launch, folder / "stop", free_port()
 
-    def start(self, nodes: str, *more: str, name: str = "") -> subprocess.Popen[str]:
+    def start(self, nodes: str, *more: str, name: str = "", program: str = WORKER) -> subprocess.Popen[str]:
         meeting = ("--nnodes", nodes, "--rdzv", f"127.0.0.1:{self.port}", "--run-id", "job", "--rdzv-conf", SETTINGS)
-        program = (sys.executable, "-c", WORKER, str(self.stop))
-        return self._launch(*meeting, "--max-restarts", "0", *more, "--", *program, MINE=f".{name}")
+        command = (sys.executable, "-c", program, str(self.stop))
+        return self._launch(*meeting, "--max-restarts", "0", *more, "--", *command, MINE=f".{name}")
 
     def end(self, name: str, how: str) -> None:
         """Let the worker of this launcher end with a code, or with last words and code 1."""
@@ -148,6 +173,44 @@ def test_a_paused_launcher_comes_back_as_a_newcomer_and_its_old_workers_are_gone
         assert [started(ranks[0][0])[:3], started(paused)[:3]] == [(0, 2, 0), (1, 2, 0)]
         assert not Path(f"/proc/{old_pid}").exists()
         job.finish(ranks[0][0], paused)
+
+
+def two_that_hold_on(job: Job) -> dict[int, tuple[subprocess.Popen[str], int]]:
+    """Launchers, and pids of their workers, by rank.  A silent node is lost later than a verdict waits for a report."""
+    slow = SETTINGS.replace("heartbeat_timeout=2", "heartbeat_timeout=4")
+    ranks = by_rank([job.start("1:2", "--rdzv-conf", slow, program=HOLDS_ON) for _ in range(2)])
+    for launcher, _ in ranks.values():
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline().endswith("holds on\n")
+    return ranks
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_fails_while_the_loss_of_its_peer_is_undecided_is_not_charged(job: Job, victim: int) -> None:
+    """The machine does not answer any more, but for the kernel, which ends connections; rank 0 has the round's store."""
+    with job.served():
+        ranks = two_that_hold_on(job)
+        (silent, pid), (left, _) = ranks[victim], ranks[1 - victim]
+        silent.send_signal(signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        said(left, "of this node failed because of that, and it is not charged")
+        assert started(left)[:3] == (0, 1, 0)
+        silent.kill()
+        job.finish(left)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_fails_because_its_peer_was_asked_to_end_is_not_charged(job: Job, victim: int) -> None:
+    with job.served():
+        ranks = two_that_hold_on(job)
+        asked, left = ranks[victim][0], ranks[1 - victim][0]
+        asked.send_signal(signal.SIGTERM)
+        said(left, "was stopped by SIGTERM: the workers of this node failed because of that, and it is not charged")
+        assert asked.poll() is None, "its worker still saves"
+        job.stop.touch()
+        assert asked.wait(PATIENCE_S) == 83
+        assert started(left)[:3] == (0, 1, 0)
+        job.finish(left)
 
 
 def test_a_report_is_repeated_to_a_server_that_has_not_heard_it(job: Job) -> None:

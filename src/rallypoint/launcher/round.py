@@ -167,7 +167,7 @@ class Round:
         """Tell the others that this node was asked to stop: their workers may fail long before it has left."""
 
         def announce() -> None:
-            with suppress(RendezvousError, StoreError):
+            with suppress(RendezvousError, StoreError, OSError):
                 self._member.store(self._placed).set(
                     STOPPED, f"{self._member.view.node.name} was stopped by {asked_by}"
                 )
@@ -179,7 +179,7 @@ class Round:
         """Which peer was going when workers of this node failed, in words; it may take a while until that is known."""
         if self._placed.size == 1:
             return ""
-        with suppress(RendezvousError, StoreError):
+        with suppress(RendezvousError, StoreError, OSError):
             store = self._member.store(self._placed).open(timedelta(seconds=NOTICE_S))
             if store.check([STOPPED]):
                 return store.get(STOPPED).decode("utf-8", "replace")
