@@ -154,7 +154,7 @@ class Counters:
 @pytest.mark.parametrize(
     ("place", "rounds"),
     [
-        ("embedded", 10),
+        ("embedded", 20),
         pytest.param("embedded", 100, marks=pytest.mark.soak),
         pytest.param("etcd", 100, marks=pytest.mark.soak),
     ],

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -278,3 +280,14 @@ def test_the_address_that_is_named_is_that_of_the_node(launch: Launch) -> None:
     out, err = launcher.communicate(timeout=PATIENCE_S)
     assert launcher.returncode == 0, err
     assert [address.partition(":")[0] for address in out.split()] == ["127.0.0.2"] * 2
+
+
+def test_an_endpoint_that_is_something_else_is_named(launch: Launch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        settings = "join_timeout=4,heartbeat_interval=0.2,heartbeat_timeout=1"
+        launcher = launch("--rdzv", f"127.0.0.1:{server.server_port}", "--rdzv-conf", settings, "--", "true")
+        _, err = launcher.communicate(timeout=PATIENCE_S)
+        server.shutdown()
+    assert launcher.returncode == 80
+    assert "an HTTP server is there" in err
