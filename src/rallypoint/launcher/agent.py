@@ -167,7 +167,7 @@ class Agent:
 
         threading.Thread(target=join, name="rallypoint-join", daemon=True).start()
         while True:
-            event = self._events.get()
+            event = self._next()
             if isinstance(event, Signalled) and event.number in ENDING:
                 raise _Done(
                     ENDING[signal.Signals(event.number)],
@@ -175,8 +175,6 @@ class Agent:
                     Reason.WITHDREW,
                     at_once=True,
                 )
-            if isinstance(event, GuardLost):
-                raise GuardLostError(GUARD_LOST)
             if isinstance(event, Joined):
                 if event.placed is not None:
                     return event.placed
@@ -202,11 +200,9 @@ class Agent:
             return
         self._verdict = None
         while True:
-            event = self._events.get()
+            event = self._next()
             if isinstance(event, Signalled):
                 self._pass_on(current, event.number)
-            elif isinstance(event, GuardLost):
-                raise GuardLostError(GUARD_LOST)
             elif isinstance(event, RoundChange) and event.seal_id == current.seal_id:
                 self._world_changed(current, event)
                 return
@@ -240,16 +236,13 @@ class Agent:
         """A failure that names a peer may be of one on this node, which is still printing what went wrong."""
         deadline = time.monotonic() + CAUSE_S
         while current.running and not any(failure.is_genuine for failure in current.failures):
-            try:
-                event = self._events.get(timeout=max(deadline - time.monotonic(), 0.0))
-            except Empty:
+            event = self._next(deadline - time.monotonic())
+            if event is None:
                 return
             if isinstance(event, Ended):
                 current.ended(event)
             elif isinstance(event, Signalled):
                 self._pass_on(current, event.number)
-            elif isinstance(event, GuardLost):
-                raise GuardLostError(GUARD_LOST)
             elif isinstance(event, RoundChange) and event.seal_id == current.seal_id:
                 return  # the peer was on another node, and what still runs here may never end
 
@@ -306,10 +299,7 @@ class Agent:
         # A shell may end at once while the program that it started still saves: the grace is for the whole group, of which
         # nobody tells when it has ended.
         while (current.running or current.has_groups) and (left_s := deadline - time.monotonic()) > 0:
-            try:
-                event = self._events.get(timeout=left_s if current.running else min(left_s, GROUP_S))
-            except Empty:
-                continue
+            event = self._next(left_s if current.running else min(left_s, GROUP_S))
             if isinstance(event, Ended):
                 current.ended(event, stopped=True)
             elif isinstance(event, Signalled):
@@ -357,6 +347,16 @@ class Agent:
             if self._interrupts > 2:
                 os._exit(LaunchExit.INTERRUPTED)  # the guard ends what is left
         self._events.put(Signalled(number))
+
+    def _next(self, timeout_s: float | None = None) -> Event | None:
+        """What happens next; None where nothing does in that time."""
+        try:
+            event = self._events.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
+        except Empty:
+            return None
+        if isinstance(event, GuardLost):
+            raise GuardLostError(GUARD_LOST)
+        return event
 
     def _say(self, line: str) -> None:
         self._output.say(f"rallypoint: {line}")
