@@ -394,6 +394,12 @@ def test_a_dry_run_says_what_would_happen_and_why(launch: Launch) -> None:
     assert "nnodes: from PET_NNODES" in out
 
 
+def test_a_dry_run_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:
+    code, _, err = ends(launch("--dry-run", "--log-dir", str(tmp_path / "logs" / "today"), "--", "true"))
+    assert code == 0, err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_slurm_needs_no_flags(launch: Launch) -> None:
     code, out, _ = ends(
         launch(

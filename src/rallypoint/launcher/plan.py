@@ -232,7 +232,7 @@ def _with_log_dir(plan: Plan, sources: OptionSources) -> Plan:
     """A log folder that can be written; what is to go to files goes to a folder of its own where none is named."""
     folder = plan.options["log_dir"]
     if folder is not None:
-        _check_log_dir(folder)
+        _check_log_dir(folder, leaves_it=not sources["dry_run"])
     elif (sources["redirects"] or sources["tee"]) and not sources["dry_run"]:
         folder = Path(tempfile.mkdtemp(prefix="rallypoint-logs-"))
         notice = f"the logs are in {folder}: --log-dir names another folder"
@@ -242,11 +242,14 @@ def _with_log_dir(plan: Plan, sources: OptionSources) -> Plan:
     return plan
 
 
-def _check_log_dir(folder: Path) -> None:
+def _check_log_dir(folder: Path, *, leaves_it: bool) -> None:
     try:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".rallypoint-{os.getpid()}"
         probe.touch()
         probe.unlink()
+        for each in () if leaves_it else missing:
+            each.rmdir()
     except OSError as exc:
         raise ValueError(f"--log-dir {folder} cannot be written: {exc.strerror or exc}") from exc
