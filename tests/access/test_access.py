@@ -134,7 +134,7 @@ def test_a_node_with_a_token_does_not_trust_a_server_without_one(serve: Serve, t
 
 
 def test_nodes_with_a_token_serve_each_other(token: Callable[..., str]) -> None:
-    from tests.launcher.test_run import free_port
+    from tests.support.node_processes import free_port
 
     endpoint = f"127.0.0.1:{free_port()}"
     nodes = [join(endpoint, "r", f"token_file={token('r')}") for _ in range(2)]
@@ -257,7 +257,7 @@ def test_what_has_no_certificate_of_the_authority_is_refused(
 
 
 def test_nodes_with_certificates_serve_each_other(certs: Callable[[str], list[str]]) -> None:
-    from tests.launcher.test_run import free_port
+    from tests.support.node_processes import free_port
 
     endpoint = f"127.0.0.1:{free_port()}"
     nodes = [join(endpoint, "r", *certs("node")) for _ in range(2)]
