@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.launcher.guard import ControlGroup, descendants, own_group
-from rallypoint.launcher.processes import Ended, GuardLostError, ProcessGuard, StartError
+from rallypoint.launcher.processes import GuardLostError, ProcessGuard, StartError, WorkerEnded
 from tests.support.waiting import until
 
 SHELL = "/bin/sh"
@@ -23,12 +23,12 @@ class Launched:
     """A guard, and what it told."""
 
     def __init__(self) -> None:
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, WorkerEnded] = {}
         self.is_lost = threading.Event()
         self._heard = threading.Condition()
         self.guard = ProcessGuard(self._note, self.is_lost.set)
 
-    def _note(self, ended: Ended) -> None:
+    def _note(self, ended: WorkerEnded) -> None:
         with self._heard:
             self.ended[ended.pid] = ended
             self._heard.notify_all()
@@ -36,7 +36,7 @@ class Launched:
     def start(self, script: str, out: int = 1, **environment: str) -> int:
         return self.guard.start(SHELL, ["sh", "-c", script], {"PATH": os.environ["PATH"], **environment}, out, 2)
 
-    def wait(self, pid: int) -> Ended:
+    def wait(self, pid: int) -> WorkerEnded:
         with self._heard:
             assert self._heard.wait_for(lambda: pid in self.ended, 20)
         return self.ended[pid]

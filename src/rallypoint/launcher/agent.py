@@ -30,11 +30,11 @@ from rallypoint.launcher.output import OutputRouter
 from rallypoint.launcher.plan import Plan
 from rallypoint.launcher.processes import (
     GUARD_LOST,
-    Ended,
     GuardLostError,
     ProcessGuard,
     StartError,
     Survivor,
+    WorkerEnded,
 )
 from rallypoint.launcher.restarts import RestartPolicy
 from rallypoint.launcher.round import Round, RoundChange
@@ -72,14 +72,14 @@ class Signalled(msgspec.Struct, frozen=True):
     number: int
 
 
-class Joined(msgspec.Struct, frozen=True):
+class JoinDone(msgspec.Struct, frozen=True):
     """A join came to something."""
 
     placed: Placed | None
     error: BaseException | None = None
 
 
-class Left(msgspec.Struct, frozen=True):
+class LeaveDone(msgspec.Struct, frozen=True):
     """This node has left the run."""
 
 
@@ -87,7 +87,7 @@ class GuardLost(msgspec.Struct, frozen=True):
     """The guard was ended from outside."""
 
 
-Event = Signalled | Joined | Left | GuardLost | Ended | RoundChange
+Event = Signalled | JoinDone | LeaveDone | GuardLost | WorkerEnded | RoundChange
 
 
 class _Done(Exception):  # noqa: N818  # it ends the launcher, well or not
@@ -161,9 +161,9 @@ class Agent:
             try:
                 with reported(member, StatusReporter(self._output)):
                     placed = member.join(join_s)
-                self._events.put(Joined(placed))
+                self._events.put(JoinDone(placed))
             except BaseException as exc:  # noqa: BLE001  # it belongs to the thread that decides
-                self._events.put(Joined(None, exc))
+                self._events.put(JoinDone(None, exc))
 
         threading.Thread(target=join, name="rallypoint-join", daemon=True).start()
         while True:
@@ -175,7 +175,7 @@ class Agent:
                     Reason.WITHDREW,
                     at_once=True,
                 )
-            if isinstance(event, Joined):
+            if isinstance(event, JoinDone):
                 if event.placed is not None:
                     return event.placed
                 assert event.error is not None, "a join gives a place or an error"
@@ -206,7 +206,7 @@ class Agent:
             elif isinstance(event, RoundChange) and event.seal_id == current.seal_id:
                 self._world_changed(current, event)
                 return
-            elif isinstance(event, Ended) and current.ended(event):
+            elif isinstance(event, WorkerEnded) and current.ended(event):
                 if current.failures:
                     self._await_the_cause(current)
                     self._failed(current)
@@ -239,7 +239,7 @@ class Agent:
             event = self._next(deadline - time.monotonic())
             if event is None:
                 return
-            if isinstance(event, Ended):
+            if isinstance(event, WorkerEnded):
                 current.ended(event)
             elif isinstance(event, Signalled):
                 self._pass_on(current, event.number)
@@ -300,7 +300,7 @@ class Agent:
         # nobody tells when it has ended.
         while (current.running or current.has_groups) and (left_s := deadline - time.monotonic()) > 0:
             event = self._next(left_s if current.running else min(left_s, GROUP_S))
-            if isinstance(event, Ended):
+            if isinstance(event, WorkerEnded):
                 current.ended(event, stopped=True)
             elif isinstance(event, Signalled):
                 if event.number == signal.SIGINT:
@@ -330,10 +330,10 @@ class Agent:
             timeout_s = FINISHED_S if done.reason is Reason.FINISHED else None
             with suppress(RendezvousError), reported(member, StatusReporter(self._output)):
                 member.leave(done.reason, done.why, timeout_s=timeout_s)
-            self._events.put(Left())
+            self._events.put(LeaveDone())
 
         threading.Thread(target=leave, name="rallypoint-leave", daemon=True).start()
-        while not isinstance(event := self._events.get(), Left):
+        while not isinstance(event := self._events.get(), LeaveDone):
             if isinstance(event, Signalled) and event.number in ENDING:
                 member.stop()
                 return ENDING[signal.Signals(event.number)]

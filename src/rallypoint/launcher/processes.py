@@ -19,7 +19,7 @@ import msgspec
 from rallypoint.errors import RendezvousError
 from rallypoint.launcher import guard
 
-__all__ = ["GUARD_LOST", "Ended", "GuardLostError", "ProcessGuard", "StartError", "Survivor"]
+__all__ = ["GUARD_LOST", "GuardLostError", "ProcessGuard", "StartError", "Survivor", "WorkerEnded"]
 
 ANSWER_S = 30.0
 
@@ -32,7 +32,7 @@ class GuardLostError(RendezvousError):
     """The guard process has ended, and with it the workers."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class WorkerEnded(msgspec.Struct, frozen=True):
     """A worker has ended: by itself with an exit code, or by a signal."""
 
     pid: int
@@ -55,7 +55,7 @@ class ProcessGuard:
     """
 
     def __init__(
-        self, ended: Callable[[Ended], None], lost: Callable[[], None] = lambda: None, *, adopts: bool = False
+        self, ended: Callable[[WorkerEnded], None], lost: Callable[[], None] = lambda: None, *, adopts: bool = False
     ) -> None:
         self._adopts = adopts
         self.folder = Path(tempfile.mkdtemp(prefix="rallypoint-"))
@@ -160,7 +160,7 @@ class ProcessGuard:
                 status = answer["status"]
                 by_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
                 code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-                self._ended(Ended(answer["ended"], code, by_signal))
+                self._ended(WorkerEnded(answer["ended"], code, by_signal))
             else:
                 self._answers.put(answer)
         self._answers.put(None)

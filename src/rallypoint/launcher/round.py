@@ -26,7 +26,7 @@ from rallypoint.launcher.output import OutputRouter, Stream
 from rallypoint.launcher.pinning import Machine, cores_of, device_of, usable_cores, visible_devices
 from rallypoint.launcher.places import Places, Told, places_of
 from rallypoint.launcher.plan import Plan
-from rallypoint.launcher.processes import Ended, ProcessGuard, Survivor
+from rallypoint.launcher.processes import ProcessGuard, Survivor, WorkerEnded
 from rallypoint.launcher.worker_env import WorkerPlace, worker_environment
 from rallypoint.messages.notices import Placed
 from rallypoint.stores.errors import StoreError
@@ -65,7 +65,7 @@ class _Worker(msgspec.Struct):
     local_rank: int
     pid: int
     pipes: list[Any]
-    ended: Ended | None = None
+    ended: WorkerEnded | None = None
     stopped: bool = False
 
 
@@ -134,7 +134,7 @@ class Round:
             check()
             self._start_worker(place, number)
 
-    def ended(self, ended: Ended, *, stopped: bool = False) -> bool:
+    def ended(self, ended: WorkerEnded, *, stopped: bool = False) -> bool:
         """Note that a worker has ended; False where it is not one of this round."""
         worker = self._workers.get(ended.pid)
         if worker is None or worker.ended is not None:
