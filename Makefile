@@ -82,8 +82,8 @@ soak: $(TEST) ## what test-all has besides test: 90,000 more schedules and the s
 	$(PYTEST_N) -m soak
 
 fuzz: $(TEST) ## fuzz everything that reads bytes of strangers, for MINUTES in all
-	for target in server messages records store endpoint; do \
-	  $(BIN)/python -m fuzz $$target --seconds $$(expr $(MINUTES) \* 12) || exit 1; \
+	for target in server frames messages records store secret endpoint; do \
+	  $(BIN)/python -m fuzz $$target --seconds $$(expr $(MINUTES) \* 60 / 7) || exit 1; \
 	done
 
 simulate: $(RUN) ## simulate the schedules of SEEDS (first:end)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
-NAMES = ("server", "messages", "records", "store", "endpoint")
+NAMES = ("server", "frames", "messages", "records", "store", "secret", "endpoint")
 LONGEST = 4096
 FOUND = str(Path(tempfile.gettempdir()) / "rallypoint-fuzz-")
 """What the file with a find begins with."""

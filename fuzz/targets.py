@@ -13,10 +13,13 @@ from rallypoint.errors import RendezvousStateError
 from rallypoint.net import parse_endpoint, written
 from rallypoint.server.coordinator import Coordinator
 from rallypoint.stores.tcp import wire
+from rallypoint.stores.tcp.guarded import GuardedStoreCore
 from rallypoint.stores.tcp.server_core import StoreServerCore
 from rallypoint.stores.tcp.wire import StoreLimits
 
 _INTRODUCTION = bytes((wire.Query.VALIDATE,)) + wire.NONCE.pack(wire.MAGIC)
+_CHALLENGE = 96
+"""The length of a nonce and a proof: all that a stranger hears."""
 _LIMITS = StoreLimits(request_bytes=1 << 16, unread_bytes=1 << 20, piled_bytes=1 << 19)
 
 
@@ -35,6 +38,23 @@ def server(data: bytes) -> None:
         coordinator.tick(step / 10)
     if coordinator.runs.faults:
         raise AssertionError("the server's own code failed on a run")
+
+
+def frames(data: bytes) -> None:
+    """What a connection says, however its bytes were cut: the same messages, and the same refusal."""
+    at_once, by_bytes = _read([data]), _read([data[place : place + 1] for place in range(len(data))])
+    if at_once != by_bytes:
+        raise AssertionError(f"{at_once} at once, {by_bytes} byte by byte")
+
+
+def _read(pieces: list[bytes]) -> tuple[list[bytes], bool]:
+    reader, bodies = protocol.Reader(1 << 12), list[bytes]()
+    try:
+        for piece in pieces:
+            bodies += reader.feed(piece)
+    except RendezvousStateError:
+        return bodies, True
+    return bodies, False
 
 
 def messages(data: bytes) -> None:
@@ -77,6 +97,16 @@ def store(data: bytes) -> None:
         raise AssertionError(f"{at_once!r} at once, {by_bytes!r} byte by byte")
 
 
+def secret(data: bytes) -> None:
+    """What a stranger says to a store with a secret: it is challenged once at most, and never let in."""
+    for size in {max(len(data), 1), 1}:
+        core = GuardedStoreCore("a secret that nobody guesses", _LIMITS)
+        stranger = core.connect("stranger")
+        heard = [core.receive(stranger, data[place : place + size])[0] for place in range(0, len(data), size)]
+        if stranger.core is not None or sum(len(piece) for answer in heard for piece in answer) > _CHALLENGE:
+            raise AssertionError("a stranger was let in")
+
+
 def endpoint(data: bytes) -> None:
     """An endpoint that somebody typed: refused in words, or written as it was meant."""
     try:
@@ -90,5 +120,5 @@ def endpoint(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (server, messages, records, store, endpoint)
+    target.__name__: target for target in (server, frames, messages, records, store, secret, endpoint)
 }

@@ -83,9 +83,8 @@ class TlsContext:
 
     def current(self) -> ssl.SSLContext:
         """The context to use for the next connection.  Files that cannot be used change nothing, and are said."""
+        self.keep_watch()
         now = time.monotonic()
-        if now - self._warned >= WARN_AGAIN_S:
-            self.warn_of_expiry()
         if now - self._looked >= LOOK_S:
             self._looked = now
             signature = self._files.signature()
@@ -93,6 +92,11 @@ class TlsContext:
                 self._signature = signature
                 self._reload()
         return self._context
+
+    def keep_watch(self) -> None:
+        """Warn where a day has passed since the last look at the certificate: a connection may last for months."""
+        if time.monotonic() - self._warned >= WARN_AGAIN_S:
+            self.warn_of_expiry()
 
     def warn_of_expiry(self) -> None:
         """Say when this side's certificate has expired, or will within two weeks."""

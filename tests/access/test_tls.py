@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint import tls
+from rallypoint.cli import serve
 from rallypoint.cli.certificates import make_certificates
+from rallypoint.location.fixed import FixedLocator
 from rallypoint.tls import TlsContext, TlsFiles, expires_at
 
 
@@ -123,6 +125,51 @@ def test_the_end_of_a_certificate_is_warned_of_two_weeks_ahead(
     ends = expires_at((tmp_path / "server.pem").read_bytes())
     assert ends is not None
     assert abs(ends - datetime.now(timezone.utc) - timedelta(days=days)) < timedelta(hours=1)
+
+
+def test_a_day_later_it_is_warned_of_again_although_nobody_connects(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(tmp_path, (), 13)
+    context = TlsContext(files(tmp_path, "node"), is_server=False)
+    caplog.clear()
+    context.keep_watch()
+    assert not caplog.records, "not on the same day"
+    monkeypatch.setattr(tls, "WARN_AGAIN_S", 0.0)
+    locator = FixedLocator("127.0.0.1", 1, "r", is_host=False, tls=files(tmp_path, "node"))
+    caplog.clear()
+    locator.beat(locator)  # type: ignore[arg-type]  # who asks makes no difference
+    assert "expires in 12 days" in caplog.text
+
+
+def test_a_server_that_nobody_connects_to_warns_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = TlsContext(files(folder, "server"), is_server=True)
+    monkeypatch.setattr(tls, "WARN_AGAIN_S", 0.0)
+    monkeypatch.setattr(serve, "WATCH_S", 0.001)
+
+    async def play() -> None:
+        looked = asyncio.Event()
+        monkeypatch.setattr(context, "warn_of_expiry", looked.set)
+        watching = asyncio.create_task(serve.keep_watch(context))
+        await asyncio.wait_for(looked.wait(), 20.0)
+        watching.cancel()
+
+    asyncio.run(play())
+
+
+def test_a_node_uses_replaced_files_for_its_next_connection(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    make_certificates(tmp_path / "others", (), 365)
+    node = TlsContext(files(folder, "node"), is_server=False)
+    for server in (
+        TlsContext(files(folder, "server"), is_server=True),
+        TlsContext(files(tmp_path / "others", "server"), is_server=True),
+    ):
+        assert asyncio.run(greeting(server, node)) == b"welcome"
+        for file in (tmp_path / "others").iterdir():
+            shutil.copy(file, folder / file.name)
 
 
 @pytest.mark.parametrize(

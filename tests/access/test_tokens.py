@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import hmac
+import re
+from pathlib import Path
+
 import pytest
 
+import rallypoint
+from rallypoint import protocol
 from rallypoint.tokens import AccessRole, Side, Token, client_token, new_token, read_token
 
 MASTER = Token.parse("correct-horse-battery-staple")
@@ -47,6 +54,21 @@ def test_a_proof_is_of_one_connection_only(place: int) -> None:
     assert not node.is_proof(proof, Side.SERVER, *CONNECTION)
 
 
+def test_what_proves_something_is_compared_in_constant_time_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a function that makes no difference of where two texts differ; nothing else compares them."""
+    right = MASTER.prove(Side.CLIENT, *CONNECTION)
+    monkeypatch.setattr(hmac, "compare_digest", lambda given, wanted: False)
+    assert not MASTER.is_proof(right, Side.CLIENT, *CONNECTION)
+    assert not protocol.is_same_mac("a", "a")
+    secret = re.compile(r"mac|proof|secret")
+    for path in sorted(Path(rallypoint.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+                names = [each.attr for each in (node.left, *node.comparators) if isinstance(each, ast.Attribute)]
+                names += [each.id for each in (node.left, *node.comparators) if isinstance(each, ast.Name)]
+                assert not any(map(secret.fullmatch, names)), f"{path}:{node.lineno}"
+
+
 def test_a_token_does_not_show_in_a_log() -> None:
     node = MASTER.for_run("llama", AccessRole.NODE)
     assert "horse" not in repr(MASTER)
@@ -67,10 +89,8 @@ def test_a_token_of_a_run_that_was_cut_off_is_named_as_that(cut: int) -> None:
         Token.parse(written[:-cut])
 
 
-def test_a_token_comes_from_a_file_or_from_the_environment(tmp_path: object) -> None:
-    from pathlib import Path
-
-    file = Path(str(tmp_path)) / "token"
+def test_a_token_comes_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
     file.write_text("correct-horse-battery-staple\n")
     environment = {"RALLYPOINT_TOKEN": "the-environment-has-this"}
     from_file, from_environment = read_token(str(file), environment), read_token(None, environment)
@@ -81,7 +101,7 @@ def test_a_token_comes_from_a_file_or_from_the_environment(tmp_path: object) -> 
     assert read_token(None, {}) is None
 
 
-def test_a_file_that_cannot_be_used_is_named(tmp_path: object) -> None:
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'.*missing' cannot be read: No such file"):
         read_token(f"{tmp_path}/missing")
     with pytest.raises(ValueError, match=r"cannot be read: Is a directory"):

@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ def json_bomb(port: int) -> None:
 
 
 def out_of_range(port: int) -> None:
-    number = chance.choice((-1, 2**31 + 1, 2**63, 2**64, 10**30, -(10**30)))
+    number = chance.choice((-1, 2**53 + 1, 2**63, 2**64, 10**30, -(10**30)))
     lies = (
         {"bounds": {"min": 1, "max": number}},
         {"round_seen": number},
@@ -169,6 +170,21 @@ def lies(port: int) -> None:
         sock.recv(65536)
 
 
+def wrong_proofs(port: int) -> None:
+    """It answers the challenge, with what it made up."""
+    made_up = protocol.frame(protocol.Proof(chance.randbytes(32).hex()))
+    said(port, node_hello("abused", f"liar-{next(_numbers)}", nonce="n") + made_up)
+
+
+def half_a_handshake(port: int) -> None:
+    """It begins to speak TLS, lets the server answer, and says nothing more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+    hold(port, outgoing.read(), most=3000)
+
+
 ABUSES: dict[str, tuple[Callable[[int], None], int]] = {
     "garbage": (garbage, 300),
     "half a frame": (half_a_frame, 500),
@@ -184,6 +200,18 @@ ABUSES: dict[str, tuple[Callable[[int], None], int]] = {
     "lies": (lies, 500),
 }
 """What is done, and how often before it counts."""
+BEFORE_A_PROOF: dict[str, tuple[Callable[[int], None], int]] = {
+    "wrong proofs": (wrong_proofs, 1_000),
+    "silent": ABUSES["silent"],
+    "slow loris": ABUSES["slow loris"],
+}
+"""The same, to a server that wants a token."""
+BEFORE_A_HANDSHAKE: dict[str, tuple[Callable[[int], None], int]] = {
+    "garbage": ABUSES["garbage"],
+    "half a handshake": (half_a_handshake, 3_000),
+    "silent": ABUSES["silent"],
+}
+"""The same, to a server that wants certificates."""
 
 
 def repeated(abuse: Callable[[int], None], port: int) -> Iterator[None]:
@@ -196,7 +224,7 @@ def repeated(abuse: Callable[[int], None], port: int) -> Iterator[None]:
 def main(kind: str, port: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    abuse, often = ABUSES[kind]
+    abuse, often = {**ABUSES, **BEFORE_A_PROOF, **BEFORE_A_HANDSHAKE}[kind]
     often = min(often, hard - 200)
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     for times, _ in enumerate(repeated(abuse, port), 1):

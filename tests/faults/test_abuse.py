@@ -21,7 +21,10 @@ from rallypoint.errors import RendezvousConnectionError
 from rallypoint.messages.notices import Placed
 from rallypoint.messages.requests import Joined
 from rallypoint.messages.types import Bounds, Node
-from tests.faults.abuse_program import ABUSES
+from rallypoint.tls import NO_TLS, TlsFiles
+from rallypoint.tokens import AccessRole, Side, Token, read_token
+from tests.faults.abuse_program import ABUSES, BEFORE_A_HANDSHAKE, BEFORE_A_PROOF
+from tests.support.access_files import CERTIFICATES, TOKEN, WAYS, AccessFiles, flags
 from tests.support.protocol_client import ProtocolClient
 
 NODES = 8
@@ -42,6 +45,17 @@ class Served:
     process: subprocess.Popen[str]
     log: Path
     port: int
+    files: AccessFiles | None = None
+    """By which it and its nodes believe each other."""
+
+    @property
+    def token(self) -> Token | None:
+        return read_token(self.files.server.get("token_file"), {}) if self.files is not None else None
+
+    @property
+    def tls(self) -> TlsFiles:
+        names = ("cacert", "cert", "key")
+        return TlsFiles(*(self.files.node.get(name, "") for name in names)) if self.files is not None else NO_TLS
 
     def form(self) -> float:
         """Seconds until a world of a run of its own has formed, from the first connection on."""
@@ -53,13 +67,23 @@ class Served:
 
     def _joined(self, run: str, node_id: str) -> ProtocolClient:
         """A node that the server has taken in; one that finds no room is told so, and comes again."""
+        hello = protocol.Hello(protocol.VERSION, run, node_id, 1, nonce="n")
+        node = Node(id=node_id, name=node_id, address="127.0.0.1", store="127.0.0.1:1")
+        joins, context = Joined(node, Bounds(NODES, NODES)), self.tls.make(is_server=False) if self.tls else None
         while True:
             wire = ProtocolClient("127.0.0.1", self.port)
-            hello = protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION, run, node_id, 1))
-            node = Node(id=node_id, name=node_id, address="127.0.0.1", store="127.0.0.1:1")
             with suppress(ConnectionError, EOFError):
-                wire.socket.sendall(hello + protocol.frame(Joined(node, Bounds(NODES, NODES))))
-                if not isinstance(greeting := wire.next(), protocol.Goodbye):
+                if context is not None:
+                    wire.socket = context.wrap_socket(wire.socket, server_hostname="127.0.0.1")
+                wire.socket.sendall(protocol.MAGIC + protocol.frame(hello))
+                greeting = wire.next()
+                if isinstance(greeting, protocol.Challenge):
+                    assert self.token is not None
+                    key = self.token.for_run(run, AccessRole.NODE)
+                    wire.say(protocol.Proof(key.prove(Side.CLIENT, *protocol.named(hello, greeting.nonce))))
+                    greeting = wire.next()
+                if not isinstance(greeting, protocol.Goodbye):
+                    wire.say(joins)
                     return wire
                 assert not greeting.final, greeting
             wire.socket.close()
@@ -68,7 +92,10 @@ class Served:
         """How many callers it has counted, as `rallypoint status` shows them."""
         with self._joined("counted", "n"):
             while True:
-                with suppress(RendezvousConnectionError), AdminClient("127.0.0.1", self.port, 20.0) as admin:
+                with (
+                    suppress(RendezvousConnectionError),
+                    AdminClient("127.0.0.1", self.port, 20.0, token=self.token, tls=self.tls) as admin,
+                ):
                     return admin.status("counted").messages.get("callers turned away", 0)
 
     def most_mb(self) -> float:
@@ -78,11 +105,11 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, open_files: int | None) -> Iterator[Served]:
+def served(folder: Path, open_files: int | None, files: AccessFiles | None = None) -> Iterator[Served]:
     log, limit = folder / "log", resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     allowed, serve = (
         min(open_files or limit, limit),
-        [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"],
+        [sys.executable, "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0", *flags(files.server if files else {})],
     )
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -94,7 +121,7 @@ def served(folder: Path, open_files: int | None) -> Iterator[Served]:
     with process:
         try:
             assert process.stdout is not None
-            yield Served(process, log, int(process.stdout.readline().rpartition(":")[2]))
+            yield Served(process, log, int(process.stdout.readline().rpartition(":")[2]), files)
             assert process.poll() is None, "it lives on"
         finally:
             process.terminate()
@@ -115,16 +142,30 @@ def abused(server: Served, kind: str) -> Iterator[int]:
 @pytest.mark.parametrize("kind", ABUSES)
 def test_abuse_is_refused_and_counted_and_holds_no_world_up(kind: str, tmp_path: Path) -> None:
     with served(tmp_path, FEW_FILES.get(kind)) as server:
-        quiet_s = statistics.median(server.form() for _ in range(5))
-        assert server.turned_away() == 0
-        with abused(server, kind) as times:
-            formed_s = statistics.median(server.form() for _ in range(5))
-            counted, most_mb = server.turned_away(), server.most_mb()
-        print(f"{kind}: {times} times; {quiet_s:.3f} s -> {formed_s:.3f} s, {most_mb:.0f} MB, {counted} turned away")
-        assert formed_s < max(2 * quiet_s, UNHURRIED_S)
-        assert most_mb < MOST_MB
-        assert counted > 0 or kind in NOT_REFUSED
-        log = server.log.read_text(encoding="utf-8")
-        assert "Traceback" not in log
-        assert "\x1b" not in log
-        assert all(line[:2] == "20" for line in log.splitlines()), "nobody else writes a line of the log"
+        judge(server, kind)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [*((TOKEN, kind) for kind in BEFORE_A_PROOF), *((CERTIFICATES, kind) for kind in BEFORE_A_HANDSHAKE)],
+)
+def test_neither_does_abuse_by_those_who_may_not_come_in(way: str, kind: str, tmp_path: Path) -> None:
+    with served(tmp_path, None, WAYS[way](tmp_path, "any")) as server:
+        judge(server, kind)
+
+
+def judge(server: Served, kind: str) -> None:
+    """Form a few worlds, before somebody does his worst and meanwhile."""
+    quiet_s = statistics.median(server.form() for _ in range(5))
+    assert server.turned_away() == 0
+    with abused(server, kind) as times:
+        formed_s = statistics.median(server.form() for _ in range(5))
+        counted, most_mb = server.turned_away(), server.most_mb()
+    print(f"{kind}: {times} times; {quiet_s:.3f} s -> {formed_s:.3f} s, {most_mb:.0f} MB, {counted} turned away")
+    assert formed_s < max(2 * quiet_s, UNHURRIED_S)
+    assert most_mb < MOST_MB
+    assert counted > 0 or kind in NOT_REFUSED
+    log = server.log.read_text(encoding="utf-8")
+    assert "Traceback" not in log
+    assert "\x1b" not in log
+    assert all(line[:2] == "20" for line in log.splitlines()), "nobody else writes a line of the log"

@@ -13,7 +13,15 @@ from fuzz.__main__ import CORPUS, NAMES
 from fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
-RUNS = {"server": 5_000, "messages": 150_000, "records": 225_000, "store": 10_000, "endpoint": 125_000}
+RUNS = {
+    "server": 5_000,
+    "frames": 20_000,
+    "messages": 150_000,
+    "records": 225_000,
+    "store": 10_000,
+    "secret": 5_000,
+    "endpoint": 125_000,
+}
 
 
 def test_every_target_has_a_corpus() -> None:

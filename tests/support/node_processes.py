@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from tests.support.access_files import flags
 from tests.support.forked_processes import NODES, ForkedProcess, has_stopped
 from tests.support.waiting import PATIENCE_S, until
 
@@ -30,6 +32,7 @@ FAST: dict[str, Any] = {
     "last_call_timeout": 1.0,
     "join_timeout": 40.0,
 }
+NOTHING: Mapping[str, str] = MappingProxyType({})
 NIMBLE: dict[str, Any] = {**FAST, "heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
 
 Event = dict[str, Any]
@@ -171,8 +174,9 @@ class Server(ControlledProcess):
         before: Sequence[str] = (),
         host: str = "127.0.0.1",
         record: Path | None = None,
+        access: Mapping[str, str] = NOTHING,
     ) -> None:
-        arguments = ["--host", host, "--port", str(port), "--hold", str(hold_s)]
+        arguments = ["--host", host, "--port", str(port), "--hold", str(hold_s), *flags(access)]
         arguments += ["--state", str(state)] if state else []
         arguments += ["--record", str(record)] if record else []
         if open_files:
@@ -240,8 +244,9 @@ class Processes:
         before: Sequence[str] = (),
         host: str = "127.0.0.1",
         record: Path | None = None,
+        access: Mapping[str, str] = NOTHING,
     ) -> Server:
-        server = Server(port, hold_s, state, open_files, before, host, record)
+        server = Server(port, hold_s, state, open_files, before, host, record, access)
         self.actors.append(server)
         server.port = int(server.expect("serving")["port"])
         return server

@@ -6,14 +6,18 @@ import argparse
 import asyncio
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rallypoint import events
 from rallypoint.net import listen
+from rallypoint.server.coordinator import Coordinator
 from rallypoint.server.effects import Effects
 from rallypoint.server.service import Service
 from rallypoint.server.state_file import StateFile
+from rallypoint.tls import TlsContext, TlsFiles
+from rallypoint.tokens import read_token
 
 
 def say(event: str, **details: Any) -> None:
@@ -31,7 +35,14 @@ async def serve(options: argparse.Namespace) -> None:
     listener = listen(options.host, options.port)
     port = listener.getsockname()[1]
     state = StateFile(Path(options.state)) if options.state else None
-    service = Service(state=state, acted=tell, raises_file_limit=True)
+    files = TlsFiles(options.cacert, options.cert, options.key)
+    service = Service(
+        partial(Coordinator, token=read_token(options.token_file)),
+        state=state,
+        acted=tell,
+        tls=TlsContext(files, is_server=True) if files else None,
+        raises_file_limit=True,
+    )
     service.coordinator.runs.fixed_hold_s = options.hold
     await service.start(listener)
     say("serving", port=port)
@@ -45,6 +56,8 @@ def main() -> None:
     parser.add_argument("--state", default="")
     parser.add_argument("--hold", type=float, default=0.0)
     parser.add_argument("--record", default="")
+    for name in ("--token-file", "--cacert", "--cert", "--key"):
+        parser.add_argument(name, default="")
     options = parser.parse_args()
     with ExitStack() as stack:
         stack.enter_context(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from tests.support import access_files
+from tests.support.access_files import AccessFiles
 from tests.support.etcd_servers import Cluster, running
 from tests.support.node_processes import ControlledProcess, Processes, Server
 from tests.torchrun.agents import FAST
-from tests.torchrun.job import Backend
+from tests.torchrun.job import RUN_ID, Backend
+
+TOKEN, CERTIFICATES = "rallypoint with a token", "rallypoint with certificates"
+CLOSED = (TOKEN, CERTIFICATES)
 
 
 class StartedBackend(Backend, Protocol):
@@ -28,6 +35,8 @@ class StandaloneServer:
 
     def __init__(self) -> None:
         self.options = FAST
+        self.access: dict[str, str] = {}
+        self._served_with: dict[str, str] = {}
         self._processes = Processes()
         self._server: Server | None = None
         self.endpoint = self.address = ""
@@ -35,7 +44,7 @@ class StandaloneServer:
     def start(self) -> None:
         port = self._server.port if self._server is not None else 0
         # A server that knows nothing of the run listens for a while before it seals anything (rule 14).
-        self._server = self._processes.server(port=port, hold_s=4.0 if port else 0.0)
+        self._server = self._processes.server(port=port, hold_s=4.0 if port else 0.0, access=self._served_with)
         self.endpoint = self.address = self._server.endpoint
 
     def kill(self) -> None:
@@ -46,6 +55,36 @@ class StandaloneServer:
         self._processes.end()
 
 
+class ClosedServer(StandaloneServer):
+    """One that lets in only those who show that they may come."""
+
+    way: str
+    files: AccessFiles
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = TemporaryDirectory()
+        self.files = access_files.WAYS[self.way](Path(self._folder.name), RUN_ID)
+        self.access, self._served_with = self.files.node, self.files.server
+        self.options = {**FAST, **self.access}
+
+    def end(self) -> None:
+        super().end()
+        self._folder.cleanup()
+
+
+class ServerWithToken(ClosedServer):
+    """They prove a token: the server has the master token, and each node that of the run."""
+
+    way = access_files.TOKEN
+
+
+class ServerWithCertificates(ClosedServer):
+    """Both sides show a certificate (mutual TLS)."""
+
+    way = access_files.CERTIFICATES
+
+
 class EtcdCluster:
     """Three members of etcd."""
 
@@ -54,6 +93,7 @@ class EtcdCluster:
     version = "3.5"
 
     def __init__(self) -> None:
+        self.access: dict[str, str] = {}
         self.options: dict[str, Any] = {
             **dict.fromkeys(FAST),
             "lease_ttl": 3,
@@ -93,6 +133,7 @@ class C10dStore:
 
     def __init__(self) -> None:
         self.options = FAST
+        self.access: dict[str, str] = {}
         self._store: ControlledProcess | None = None
         self._port = 0
         self.endpoint = self.address = ""
@@ -112,6 +153,8 @@ class C10dStore:
 
 BACKENDS: dict[str, type[StartedBackend]] = {
     "rallypoint": StandaloneServer,
+    TOKEN: ServerWithToken,
+    CERTIFICATES: ServerWithCertificates,
     "c10d": C10dStore,
     "etcd-v3": EtcdCluster,
     "etcd-v3-3.4": OldEtcdCluster,

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from tests.torchrun.agents import PATIENCE_S, TRAIN, WORKER, Agent, Event
 
+RUN_ID = "job"
+
 
 class Backend(Protocol):
     """A server of its own, apart from the agents."""
@@ -17,7 +19,9 @@ class Backend(Protocol):
     address: str
     """The endpoint as `rallypoint.join` takes it."""
     options: dict[str, Any]
-    """What makes it quick; None for what it does not have."""
+    """What makes it quick, and lets nodes in; None for what it does not have."""
+    access: dict[str, str]
+    """Those options by which nodes and commands are let in."""
     has_server: bool
     """Whether it serves the run itself; otherwise one of the agents does."""
 
@@ -37,7 +41,7 @@ class Job:
         self.checkpoint = folder / "checkpoint.pt"
         self.stop_file = folder / "stop"
         self.agents: list[Agent] = []
-        self.run_id = "job"
+        self.run_id = RUN_ID
 
     def agent(
         self,

@@ -6,9 +6,10 @@ import pytest
 
 from tests.support.node_processes import free_port
 from tests.torchrun.agents import FAST
+from tests.torchrun.backends import CLOSED
 from tests.torchrun.job import Job, formed, learned
 
-pytestmark = pytest.mark.parametrize("backend", ["rallypoint"], indirect=True)
+pytestmark = pytest.mark.parametrize("backend", ["rallypoint", *CLOSED], indirect=True)
 
 EMBEDDED = {**FAST, "is_host": None}
 

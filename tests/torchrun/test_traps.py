@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.access_files import flags
 from tests.support.cli_processes import answer_json
 from tests.support.node_processes import Node, Processes
 from tests.support.waiting import until
@@ -38,7 +39,7 @@ def join(bare: Node, job: Job, nnodes: str, **options: Any) -> None:
 
 def standings(job: Job) -> list[str]:
     """Where the nodes of the job stand, as its server says."""
-    status = answer_json("status", job.run_id, "--endpoint", job.backend.address)
+    status = answer_json("status", job.run_id, "--endpoint", job.backend.address, *flags(job.backend.access))
     return [node["standing"] for node in status["nodes"]]
 
 

@@ -14,9 +14,10 @@ from rallypoint.net import DEFAULT_PORT, written
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.tls import TlsFiles
+    from rallypoint.tls import TlsContext, TlsFiles
     from rallypoint.tokens import Token
 
+WATCH_S = 3600.0
 HELP = "serve runs to nodes, until SIGTERM or SIGINT"
 
 
@@ -76,6 +77,15 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
     )
 
 
+async def keep_watch(context: TlsContext) -> None:
+    """Warn of the end of the certificate also where nobody connects for weeks."""
+    import asyncio
+
+    while True:
+        await asyncio.sleep(WATCH_S)
+        context.keep_watch()
+
+
 async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token | None, tls: TlsFiles) -> None:
     import asyncio
     import logging
@@ -101,12 +111,15 @@ async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token
         stack.callback(lines.finish)
         if args.log_json is not None:
             stack.enter_context(events.write_json_lines(args.log_json))
+        context = TlsContext(tls, is_server=True) if tls else None
         service = Service(
             partial(Coordinator, token=token),
             state=StateFile(args.state) if args.state is not None else None,
-            tls=TlsContext(tls, is_server=True) if tls else None,
+            tls=context,
             raises_file_limit=True,
         )
+        if context is not None:
+            stack.callback(asyncio.create_task(keep_watch(context)).cancel)
         host, port = listener.getsockname()[:2]
         await service.start(listener)
         if args.insecure and token is None and not tls.cacert:

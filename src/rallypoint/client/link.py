@@ -363,9 +363,13 @@ class Link:
         if transport is not self._transport:
             return
         self._transport = None
-        why = self.session.goodbye.why if self.session.goodbye is not None else self._gave_up or str(exc or "")
-        said = "" if self.session.welcomed else " without a word: something else may listen there"
-        self._lost(why or f"it closed the connection{said}")
+        why = self.session.goodbye.why if self.session.goodbye is not None else self._gave_up
+        if not why and exc is not None:
+            # The other side reads a node's certificate when the node believes already that it is connected.
+            why = _in_words(exc) if isinstance(exc, ssl.SSLError) else str(exc)
+        if not why and self._target is not None and not self.session.welcomed:
+            why = self._target.silence
+        self._lost(why or "it closed the connection")
 
     def _refuse(self, why: str) -> None:
         """There is no use in trying again."""

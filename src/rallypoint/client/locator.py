@@ -31,6 +31,14 @@ class Target(msgspec.Struct, frozen=True):
         """The server, as it stands in sentences."""
         return f"the server at {written(self.hosts[0], self.port)}"
 
+    @property
+    def silence(self) -> str:
+        """What hangs up without a word, as a server with TLS does on a node without."""
+        wanted = (
+            "" if self.tls is not None or self.claim_id else ", or it wants certificates: give cacert, cert and key"
+        )
+        return f"it closed the connection without a word: something else may listen there{wanted}"
+
     async def what_answers(self) -> str:
         """What is there that took a connection and never spoke, where it answers an HTTP request."""
         try:

@@ -103,7 +103,9 @@ class FixedLocator(Locator):
         """Nothing else is to be tried."""
 
     def beat(self, seeker: Seeker) -> None:
-        """Nothing is to be found out."""
+        """Nothing is to be found out, but a node that stays connected may have a certificate that ends."""
+        if self._target.tls is not None:
+            self._target.tls.keep_watch()
 
     @property
     def hosts_medium(self) -> bool:
