@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rallypoint.tokens import Token
 
 WATCH_S = 3600.0
+TLS_BUFFER = 16 * 1024
+"""As much as TLS says in one piece."""
 HELP = "serve runs to nodes, until SIGTERM or SIGINT"
 
 
@@ -77,6 +79,13 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
     )
 
 
+def use_small_tls_buffers() -> None:
+    """asyncio reads 256 KiB at a time for each encrypted connection, and keeps as much: no message of ours needs it."""
+    from asyncio import sslproto
+
+    sslproto.SSLProtocol.max_size = TLS_BUFFER
+
+
 async def keep_watch(context: TlsContext) -> None:
     """Warn of the end of the certificate also where nobody connects for weeks."""
     import asyncio
@@ -119,6 +128,7 @@ async def _serve(listener: socket.socket, args: argparse.Namespace, token: Token
             raises_file_limit=True,
         )
         if context is not None:
+            use_small_tls_buffers()
             stack.callback(asyncio.create_task(keep_watch(context)).cancel)
         host, port = listener.getsockname()[:2]
         await service.start(listener)
