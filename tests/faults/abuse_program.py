@@ -11,7 +11,6 @@ import os
 import random
 import resource
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -176,15 +175,6 @@ def wrong_proofs(port: int) -> None:
     said(port, node_hello("abused", f"liar-{next(_numbers)}", nonce="n") + made_up)
 
 
-def half_a_handshake(port: int) -> None:
-    """It begins to speak TLS, lets the server answer, and says nothing more."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    outgoing = ssl.MemoryBIO()
-    with suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
-    hold(port, outgoing.read(), most=3000)
-
-
 ABUSES: dict[str, tuple[Callable[[int], None], int]] = {
     "garbage": (garbage, 300),
     "half a frame": (half_a_frame, 500),
@@ -208,8 +198,6 @@ BEFORE_A_PROOF: dict[str, tuple[Callable[[int], None], int]] = {
 """The same, to a server that wants a token."""
 BEFORE_A_HANDSHAKE: dict[str, tuple[Callable[[int], None], int]] = {
     "garbage": ABUSES["garbage"],
-    "half a handshake": (half_a_handshake, 3_000),
-    "silent": ABUSES["silent"],
 }
 """The same, to a server that wants certificates."""
 
