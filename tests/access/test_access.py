@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rallypoint import protocol
 from rallypoint.cli.certificates import make_certificates
+from rallypoint.tls import TlsFiles
 from rallypoint.tokens import AccessRole, Token
 from tests.support.cli_processes import cli
 from tests.support.forked_processes import ForkedProcess
@@ -246,14 +251,45 @@ def test_what_has_no_certificate_of_the_authority_is_refused(
 ) -> None:
     endpoint = serve(*flags(certs("server")))
     make_certificates(tmp_path / "others", (), 30)
-    stranger = [option.replace("/certs/", "/others/") for option in certs("node")]
-    nodes = [join(endpoint, "r", "join_timeout=3", *options) for options in ([], stranger)]
-    for code, _, err in map(ended, nodes):
+    cacert, *own = certs("node")
+    stranger = [option.replace("/certs/", "/others/") for option in (cacert, *own)]
+    shown = ([], stranger, [cacert], [cacert, *stranger[1:]])
+    nodes = [join(endpoint, "r", "join_timeout=3", *options) for options in shown]
+    unknown = "something else may listen there, or it does not believe this node's certificate"
+    sentences = (
+        "something else may listen there, or it wants certificates: give cacert, cert and key",
+        "the two do not believe each other's certificates",
+        unknown,
+        unknown,
+    )
+    for node, why in zip(nodes, sentences, strict=True):
+        code, _, err = ended(node)
         assert code != 0
-        assert "cannot be reached" in err or "cannot be joined" in err
+        assert why in err
     code, said = ask("runs", "--endpoint", endpoint, *flags(stranger))
     assert code == 3
     assert "do not believe each other's certificates" in said
+
+
+def test_a_server_that_says_why_it_does_not_believe_a_certificate_is_heard(certs: Callable[[str], list[str]]) -> None:
+    """A proxy, say: it reads the certificate after the node believes already that it is connected."""
+    folder = Path(certs("server")[0].partition("=")[2]).parent
+    context = TlsFiles(*(str(folder / name) for name in ("ca.pem", "server.pem", "server-key.pem"))).make(
+        is_server=True
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            with suppress(OSError):  # the listener is closed
+                while True:
+                    with listener.accept()[0] as caller, suppress(ssl.SSLError):
+                        context.wrap_socket(caller, server_side=True)
+
+        threading.Thread(target=refuse, daemon=True).start()
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        code, _, err = ended(join(endpoint, "r", "join_timeout=2", "is_host=false", certs("node")[0]))
+    assert code != 0
+    assert "the two do not believe each other's certificates" in err
 
 
 def test_nodes_with_certificates_serve_each_other(certs: Callable[[str], list[str]]) -> None:

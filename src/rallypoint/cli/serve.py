@@ -83,7 +83,7 @@ def use_small_tls_buffers() -> None:
     """asyncio reads 256 KiB at a time for each encrypted connection, and keeps as much: no message of ours needs it."""
     from asyncio import sslproto
 
-    sslproto.SSLProtocol.max_size = TLS_BUFFER
+    sslproto.SSLProtocol.max_size = TLS_BUFFER  # type: ignore[attr-defined]  # Python 3.10 has no such buffer
 
 
 async def keep_watch(context: TlsContext) -> None:

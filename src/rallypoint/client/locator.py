@@ -33,11 +33,12 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def silence(self) -> str:
-        """What hangs up without a word, as a server with TLS does on a node without."""
-        wanted = (
-            "" if self.tls is not None or self.claim_id else ", or it wants certificates: give cacert, cert and key"
-        )
-        return f"it closed the connection without a word: something else may listen there{wanted}"
+        """What may hang up without a word, as asyncio does where it believes no certificate."""
+        if self.tls is not None:
+            other = ", or it does not believe this node's certificate"
+        else:
+            other = "" if self.claim_id else ", or it wants certificates: give cacert, cert and key"
+        return f"it closed the connection without a word: something else may listen there{other}"
 
     async def what_answers(self) -> str:
         """What is there that took a connection and never spoke, where it answers an HTTP request."""
