@@ -175,6 +175,26 @@ def test_a_stranger_learns_nothing_but_the_name_of_the_protocol(serve: Serve, to
     assert "r'" not in goodbye.why
 
 
+def test_the_status_of_a_run_counts_who_was_refused(serve: Serve, token: Callable[..., str]) -> None:
+    from tests.support.waiting import until
+
+    endpoint = serve("--token-file", token())
+    node, at = join(endpoint, "r", f"token_file={token()}"), ("--endpoint", endpoint, "--token-file", token())
+    until(lambda: ask("status", "r", *at)[0] == 0)
+    host, _, port = endpoint.rpartition(":")
+    for _ in range(2):
+        with ProtocolClient(host, int(port)) as wire:
+            wire.socket.sendall(protocol.MAGIC + protocol.frame(protocol.Hello(protocol.VERSION, "r", "a.1", 1)))
+            wire.expect(protocol.Challenge)
+            wire.say(protocol.Proof("0" * 64))
+            wire.expect(protocol.Goodbye)
+    said = " ".join(ask("status", "r", *at)[1].split())
+    assert "2 callers turned away" in said
+    assert "2 refused" in said
+    assert ask("close", "r", *at)[0] == 0
+    assert ended(node)[0] != 0
+
+
 def test_a_proof_that_was_overheard_is_of_no_use(serve: Serve, token: Callable[..., str]) -> None:
     from rallypoint.tokens import Side
 

@@ -78,6 +78,7 @@ def test_a_place_that_was_not_given_out_is_fenced(placed: Placed, lie: dict[str,
     assert isinstance(said, Fenced)
     assert "no server with this token gave a rank" in said.why
     assert "r" not in again.runs.known, "nothing of it is believed"
+    assert again.messages["forged places"] == 1, "it is counted"
 
 
 def test_a_server_that_has_only_the_token_of_a_node_believes_as_without_one(placed: Placed) -> None:
