@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import subprocess
@@ -54,8 +55,8 @@ def serve() -> Iterator[Serve]:
         server.stdout.close()
 
 
-def join(endpoint: str, run: str, *options: str) -> ForkedProcess:
-    return ForkedProcess("-c", NODE, endpoint, run, *options)
+def join(endpoint: str, run: str, *options: str, **environment: str) -> ForkedProcess:
+    return ForkedProcess("-c", NODE, endpoint, run, *options, environment={**os.environ, **environment})
 
 
 def ended(node: ForkedProcess) -> tuple[int, str, str]:
@@ -100,7 +101,8 @@ def flags(options: list[str]) -> list[str]:
 
 def test_nodes_with_the_master_token_or_with_that_of_their_run_meet(serve: Serve, token: Callable[..., str]) -> None:
     endpoint = serve("--token-file", token())
-    nodes = [join(endpoint, "r", f"token_file={token()}"), join(endpoint, "r", f"token_file={token('r')}")]
+    in_environment = Path(token("r")).read_text()
+    nodes = [join(endpoint, "r", f"token_file={token()}"), join(endpoint, "r", RALLYPOINT_TOKEN=in_environment)]
     results = [ended(node) for node in nodes]
     assert [code for code, _, _ in results] == [0, 0], results
     assert sorted(out for _, out, _ in results) == ["0 b'hello'\n", "1 b'hello'\n"]
