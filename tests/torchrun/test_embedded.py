@@ -18,7 +18,7 @@ EMBEDDED = {**FAST, "is_host": None}
 def test_when_the_agent_that_serves_is_killed_another_on_its_machine_takes_over(job: Job) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     (host,) = job.start("host", "2:3", endpoint=endpoint, options=EMBEDDED)
-    host.says("serving run 'job' on")
+    host.says("run 'job': waiting: 1 of")  # it serves by then, as nobody else does
     others = job.start("b c", "2:3", endpoint=endpoint, options=EMBEDDED)
     formed(host, *others)
     host.reach(12)
