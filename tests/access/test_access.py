@@ -275,7 +275,7 @@ def test_what_has_no_certificate_of_the_authority_is_refused(
     make_certificates(tmp_path / "others", (), 30)
     cacert, *own = certs("node")
     stranger = [option.replace("/certs/", "/others/") for option in (cacert, *own)]
-    shown = ([], stranger, [cacert], [cacert, *stranger[1:]])
+    shown: tuple[list[str], ...] = ([], stranger, [cacert], [cacert, *stranger[1:]])
     nodes = [join(endpoint, "r", "join_timeout=3", *options) for options in shown]
     unknown = "something else may listen there, or it does not believe this node's certificate"
     sentences = (
