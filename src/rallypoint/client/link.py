@@ -364,9 +364,7 @@ class Link:
             return
         self._transport = None
         why = self.session.goodbye.why if self.session.goodbye is not None else self._gave_up
-        if not why and exc is not None:
-            # The other side reads a node's certificate when the node believes already that it is connected.
-            why = _in_words(exc) if isinstance(exc, ssl.SSLError) else str(exc)
+        why = why or (_in_words(exc) if isinstance(exc, ssl.SSLError) else str(exc or ""))
         if not why and self._target is not None and not self.session.welcomed:
             why = self._target.silence
         self._lost(why or "it closed the connection")
