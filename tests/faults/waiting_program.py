@@ -132,12 +132,12 @@ def announce(*functions: str, event: str = "waits") -> None:
     last: list[tuple[FrameType | None, int]] = []
 
     def is_there() -> bool:
-        top = sys._current_frames()[main]
-        frame: FrameType | None = top
+        top = sys._current_frames().get(main)  # it has none between the program's end and what is done at exit
+        frame = top
         while frame is not None and frame.f_code.co_name not in functions:
             frame = frame.f_back
         # It stands at the same place as when it was last looked at.
-        last[:] = [*last[-3:], (top if frame is not None else None, top.f_lasti)]
+        last[:] = [*last[-3:], (top, top.f_lasti if top is not None else 0)]
         return len(last) == 4 and frame is not None and len(set(last)) == 1
 
     def look() -> None:

@@ -54,7 +54,7 @@ ENDING = {
     signal.SIGHUP: LaunchExit.PREEMPTED,
 }
 """What a signal makes of this launcher; the others are only passed on."""
-VERDICT_S = 6.0
+VERDICT_S = 15.0
 """How long the verdict is awaited; a server that was replaced meanwhile must hear all reports again."""
 CAUSE_S = 2.0
 """How long the cause of a failure is awaited on this node."""
