@@ -112,7 +112,12 @@ def by_rank(launchers: list[subprocess.Popen[str]]) -> dict[int, tuple[subproces
 
 def said(launcher: subprocess.Popen[str], words: str) -> None:
     assert launcher.stderr is not None
-    assert any(words in line for line in launcher.stderr)
+    lines = []
+    for line in launcher.stderr:
+        lines.append(line)
+        if words in line:
+            return
+    raise AssertionError(f"not said: {words!r}; but:\n{''.join(lines)}")
 
 
 @pytest.fixture

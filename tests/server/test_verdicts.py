@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rallypoint.core.model import Phase, Run
+from rallypoint.protocol import AskVerdict
 from rallypoint.server import verdicts
 from rallypoint.server.verdicts import Verdicts
 from rallypoint.verdict import Failure
@@ -48,6 +50,15 @@ def test_times_are_those_of_the_server_whenever_a_report_arrives() -> None:
 
 def test_where_nothing_failed_there_is_no_case() -> None:
     assert Verdicts().hear("run", "s1", "a", (), 1.0, awaited={"a"}, lost=()) is None
+
+
+def test_a_server_that_has_just_started_asks_for_the_report_once_more() -> None:
+    """It has yet to hear which world there is: a launcher that took this for an answer would charge a guess."""
+    ask, asker = AskVerdict(1, "s1", (failed(0, 0.0, ()),)), ("run", "a")
+    for run in (None, Run(run_id="run", phase=Phase.RECOVERING, hold_ends=9.0)):
+        answer = Verdicts().answer(ask, asker, run, (), 1.0)
+        assert (answer.verdict, answer.is_awaited) == (None, True)
+    assert not Verdicts().answer(ask, asker, Run(run_id="run"), (), 1.0).is_awaited
 
 
 def test_the_lost_explain_what_names_a_peer() -> None:

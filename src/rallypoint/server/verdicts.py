@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rallypoint.core.model import Run
+from rallypoint.core.model import Phase, Run
 from rallypoint.protocol import AskVerdict, VerdictGiven
 from rallypoint.verdict import Failure, Verdict, judge
 
@@ -50,7 +50,8 @@ class Verdicts:
         """The answer to a node; `here` are run and id of the nodes that are connected."""
         run_id, node_id = asker
         if run is None or run.world is None:
-            return VerdictGiven(ask.number)
+            # A server that has just started has yet to hear which world there is.
+            return VerdictGiven(ask.number, None, run is None or run.phase is Phase.RECOVERING)
         awaited, lost = {node_id}, []
         if run.world.seal_id == ask.seal_id:
             unfinished = [member for member in run.world.members if member.id not in run.finished]
